@@ -1,0 +1,77 @@
+// AllToAll: takes tokens to the ranks that hold their experts, and brings the results back. Four halves, so that other
+// work fits between send and recv:
+//
+//   a2a.dispatch_send(kNormal, {x, topk_ids, topk_weights});   // ... shared expert ...
+//   a2a.dispatch_recv(&rows);                                  // rows.x: expert-major inputs of this rank's slots
+//   ... grouped GEMMs from rows.x into rows.y ...
+//   a2a.combine_send(rows);
+//   a2a.combine_recv(y);                                       // y[t] = sum_k topk_weights[t, k] * f_{topk_ids[t,
+//   k]}(x[t])
+//
+// The sum runs in f32 in top-k order, so results depend neither on arrival order nor on the number of ranks. Ids of -1
+// are not sent and add nothing (a token with only -1 gets zeros). Duplicate ids in a row are legal. Zero tokens are
+// legal. One object per rank, one thread; every rank calls the same halves with the same mode. Deadlines and errors as
+// in comm/communicator.h. Buffers are allocated once, from buffer_bytes().
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "comm/communicator.h"
+#include "comm/parallel_layout.h"
+#include "tensor/stream.h"
+#include "tensor/tensor.h"
+
+namespace moesaic {
+
+// kNormal (prefill): one copy of a token per destination rank; received rows are contiguous, each expert aligned to
+// expert_alignment. kLowLatency (decode): fixed layout [local slots, ep_size * max_tokens_per_rank] rows, counts apart.
+enum class A2aMode : uint8_t { kNormal, kLowLatency };
+
+struct AllToAllOptions {
+  int num_ranks = 1;
+  int num_slots = 0;  // physical experts of the group; slot s lives on rank s / ceil(num_slots / num_ranks)
+  int64_t hidden = 0;
+  int num_experts_per_tok = 0;
+  int max_tokens_normal = 0;  // per rank and call
+  int max_tokens_low_latency = 0;
+  int expert_alignment = 1;  // rows; 128 for CUDA's contiguous grouped GEMM
+  bool fp8 = false;  // dispatch carries e4m3 with one f32 scale per 128 channels instead of f32 (combine: f32 on CPU)
+  int64_t timeout_ms = 30'000;
+  bool operator==(const AllToAllOptions&) const = default;
+};
+
+struct DispatchArgs {
+  Tensor x;         // [num_tokens, hidden] f32; must stay until dispatch_recv returned on every rank (combine does it)
+  Tensor topk_ids;  // [num_tokens, num_experts_per_tok] i32, physical slots; -1 = not routed
+  Tensor topk_weights;  // [num_tokens, num_experts_per_tok] f32
+};
+
+// Filled by dispatch_recv; memory belongs to the AllToAll and is valid until its next dispatch_send.
+struct ExpertRows {
+  Tensor x;                              // [capacity, hidden] f32; rows outside the groups are undefined
+  Tensor y;                              // [capacity, hidden] f32; the expert outputs go here, same rows
+  std::span<const int32_t> group_begin;  // [local slots]
+  std::span<const int32_t> group_rows;   // [local slots]
+};
+
+class AllToAll {
+ public:
+  virtual ~AllToAll() = default;
+  virtual absl::Status dispatch_send(Stream& stream, A2aMode mode, const DispatchArgs& args) = 0;
+  virtual absl::Status dispatch_recv(Stream& stream, ExpertRows* rows) = 0;
+  virtual absl::Status combine_send(Stream& stream) = 0;
+  virtual absl::Status combine_recv(Stream& stream, const Tensor& y /* [num_tokens, hidden] f32, overwritten */) = 0;
+
+  // Bytes of buffers of one rank.
+  static int64_t buffer_bytes(const AllToAllOptions& options);
+};
+
+// One per rank of a group of threads. Error: options that differ from rank to rank cannot occur here; illegal ones are
+// named.
+absl::StatusOr<std::vector<std::unique_ptr<AllToAll>>> make_thread_all_to_all(const AllToAllOptions& options);
+
+}  // namespace moesaic

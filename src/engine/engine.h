@@ -1,0 +1,90 @@
+// Engine: one deployment of a model. Its thread owns Scheduler and BlockPools, plans steps, runs them through the
+// Executor, samples, detokenises, finds stop strings, and reports through each request's sink. submit() and abort() may
+// be called from any thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "engine/executor.h"
+#include "sched/request.h"
+#include "text/tokenizer.h"
+
+namespace moesaic {
+
+struct TokenLogprob {
+  int32_t id = 0;
+  float logprob = 0.0f;  // natural logarithm, of the untempered distribution after penalties and bias
+  std::vector<std::pair<int32_t, float>> top;  // best first
+};
+
+// What happened to a request since its last output. `text` is valid UTF-8; stop strings never appear in it (unless
+// asked for).
+struct RequestOutput {
+  RequestId id = 0;
+  std::string text;                           // new text
+  std::vector<int32_t> token_ids;             // new tokens (their text may still be held back)
+  std::vector<TokenLogprob> logprobs;         // one per new token if asked for
+  std::vector<TokenLogprob> prompt_logprobs;  // once, with the first output: entries for prompt tokens 1 .. n-1
+  FinishReason finish_reason = FinishReason::kNone;
+  absl::Status error;  // set with kError
+  int32_t num_prompt_tokens = 0;
+  int32_t num_output_tokens = 0;  // so far
+  int32_t num_cached_tokens = 0;
+};
+
+// Called on the engine thread; must not block. The last call has a finish_reason; none follows it.
+using OutputSink = std::function<void(RequestOutput)>;
+
+struct EngineOptions {
+  int dp_size = 1;
+  int64_t context_length = 0;  // prompt + output
+  int64_t vocab_size = 0;
+  std::vector<int32_t> eos_token_ids;
+  int num_kv_blocks = 0;  // of each DP group
+  int kv_block_tokens = 64;
+  int max_running_requests = 64;  // of each DP group
+  int max_queued_requests = 5000;
+  int64_t max_tokens_per_step = 2048;  // of each DP group: the token budget
+};
+
+struct EngineStats {
+  int num_running = 0;
+  int num_queued = 0;
+  int kv_blocks_total = 0;
+  int kv_blocks_free = 0;
+  int64_t prompt_tokens_total = 0;
+  int64_t output_tokens_total = 0;
+  int64_t requests_finished_total = 0;
+  int64_t preemptions_total = 0;
+  int64_t steps_total = 0;
+};
+
+class Engine {
+ public:
+  Engine(EngineOptions options, std::unique_ptr<Executor> executor,
+         const Tokenizer* tokenizer /* may be null: no text, no stop strings */, const Clock& clock);
+  ~Engine();  // stops; open requests end with kAbort
+
+  // Checks the request (ids in range, context, pool size) and queues it. Errors: INVALID_ARGUMENT with both numbers,
+  // RESOURCE_EXHAUSTED when the queue is full, UNAVAILABLE when draining or dead. On error the sink is never called.
+  absl::Status submit(Request request, OutputSink sink);
+  // Ends a request with kAbort; unknown and finished ids are ignored; its blocks return within a step.
+  void abort(RequestId id);
+  // No new requests; returns when all have ended, or aborts what is left after timeout_ms.
+  void drain(int64_t timeout_ms);
+  EngineStats stats() const;
+  bool healthy() const;  // false after a fatal executor error
+  const EngineOptions& options() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,57 @@
+// Checkpoint: the safetensors files of a Hugging Face directory, memory-mapped and read-only. Tensors are views into
+// the map and valid as long as the Checkpoint lives. Thread-safe after open(). Hostile files give errors, never a
+// crash.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "tensor/tensor.h"
+
+namespace moesaic {
+
+struct TensorInfo {
+  DType dtype;
+  Shape shape;
+  int64_t begin = 0;  // bytes from the start of the data section
+  int64_t end = 0;
+};
+
+// The header of a safetensors file: name -> info. `file_bytes` is the whole file's size. Errors: truncated, header
+// longer than the file or than 100 MB, bad JSON, unknown dtype, offsets that are negative, reversed, overlap, leave the
+// file or disagree with shape x dtype.
+absl::StatusOr<std::map<std::string, TensorInfo>> parse_safetensors_header(std::string_view header_json,
+                                                                           int64_t data_bytes);
+
+class Checkpoint {
+ public:
+  // Reads model.safetensors.index.json, or the only *.safetensors file. Errors name a missing shard, a tensor that the
+  // index promises and the shard lacks, a file shorter than its header says.
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> open(const std::string& model_dir);
+  ~Checkpoint();
+
+  bool contains(std::string_view name) const;
+  // Error NOT_FOUND names the tensor.
+  absl::StatusOr<Tensor> tensor(std::string_view name) const;
+  // As above, and its shape must be `shape`.
+  absl::StatusOr<Tensor> tensor(std::string_view name, const Shape& shape) const;
+  std::vector<std::string> names() const;  // sorted
+  int64_t num_bytes() const;               // of all tensors
+  // Tells the kernel that the pages of this tensor are no longer needed.
+  void release(const Tensor& tensor) const;
+
+ private:
+  struct Impl;
+  explicit Checkpoint(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Writes a safetensors file (tests, `eval --out`). Tensors are contiguous.
+absl::Status write_safetensors(const std::string& path, const std::map<std::string, Tensor>& tensors);
+
+}  // namespace moesaic
