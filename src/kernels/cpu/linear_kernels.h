@@ -1,0 +1,27 @@
+// The inner part of linear, without threads: some panels of one weight applied to some rows. Any thread; used by the
+// operations of this folder that do their own splitting.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/packed_weight.h"
+
+namespace moesaic {
+
+// y[i, c] = x[i, :] . W[c, :] + bias[c] for i < m and the columns c of panels [panel_begin, panel_end); y and bias
+// point at column 0 of the weight. Rows are x_stride and y_stride floats apart.
+struct LinearPanels {
+  const PackedWeight* weight;
+  const float* x;
+  int64_t x_stride;
+  int64_t m;
+  float* y;
+  int64_t y_stride;
+  const float* bias;  // or null
+};
+void linear_panels(const LinearPanels& args, int64_t panel_begin, int64_t panel_end);
+
+// The definition, in plain C++; what the other paths must equal bit for bit.
+void linear_panels_plain(const LinearPanels& args, int64_t panel_begin, int64_t panel_end);
+
+}  // namespace moesaic
