@@ -125,7 +125,7 @@ void PackedWeight::reserve(int64_t n, int64_t k, DType dtype, int64_t first_grou
   k_ = k;
   first_group_end_ = first_group_end;
   data_ = Buffer(num_panels() * kPanelCols * k * dtype_bytes(dtype));
-  if (dtype == DType::kE4M3) scales_ = Buffer(num_groups() * num_panels() * kPanelCols * int64_t{sizeof(float)});
+  if (dtype == DType::kE4M3) scales_ = Buffer(num_groups() * scale_stride() * int64_t{sizeof(float)});
 }
 
 absl::Status PackedWeight::fill(const Source& source, int64_t row_begin) {
@@ -151,9 +151,9 @@ absl::Status PackedWeight::fill(const Source& source, int64_t row_begin) {
                                            : source.scale_inv.row<float>(n_block)[k_block];
       const float folded = scale / kDecodeFactor;
       if (!std::isfinite(folded)) {
-        return absl::DataLossError(str_cat("weight_scale_inv holds ", scale, ", expected a finite value below 2^120"));
+        return absl::DataLossError(str_cat("weight_scale_inv holds ", scale, ", expected a finite value below 2^72"));
       }
-      scales[group * num_panels() * kPanelCols + row_begin + row] = folded;
+      scales[group * scale_stride() + row_begin + row] = folded;
     }
   }
   return absl::OkStatus();
@@ -166,8 +166,8 @@ int64_t PackedWeight::num_groups() const {
 int64_t PackedWeight::slot(DType dtype, int64_t col) {
   const int64_t vec = col / 8, lane = col % 8;
   switch (dtype) {
-    case DType::kE4M3:  // 16-bit words: even bytes, odd bytes of the lower half, then of the upper half
-      return (vec / 2 * 8 + lane) * 2 + vec % 2;
+    case DType::kE4M3:  // of each 32-bit word the even bytes, then the odd bytes
+      return lane * 4 + vec % 2 * 2 + vec / 2;
     case DType::kBF16:  // 32-bit words of each 32 bytes: low halves, then high halves
       return vec / 2 * 16 + lane * 2 + vec % 2;
     default:
@@ -180,7 +180,7 @@ const void* PackedWeight::panel(int64_t p) const {
 }
 
 const float* PackedWeight::group_scales(int64_t group) const {
-  return static_cast<const float*>(scales_.data()) + group * num_panels() * kPanelCols;
+  return static_cast<const float*>(scales_.data()) + group * scale_stride();
 }
 
 float PackedWeight::at(int64_t row, int64_t col) const {

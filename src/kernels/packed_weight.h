@@ -18,6 +18,7 @@ class PackedWeight {
  public:
   static constexpr int64_t kPanelCols = 32;
   static constexpr int64_t kScaleGroup = 128;
+  static constexpr int64_t kScaleCols = 64;  // unit of the scale rows: two panels
 
   struct Source {
     Tensor weight;           // [n, k] f32, bf16 or e4m3; any row stride
@@ -49,14 +50,16 @@ class PackedWeight {
   // yields columns in order without shuffles.
   static int64_t slot(DType dtype, int64_t col);
   const void* panel(int64_t p) const;
-  // [num_panels * kPanelCols] f32, times 1 / kDecodeFactor: the kernels decode a weight to its value * kDecodeFactor.
+  // [n rounded up to kScaleCols] f32, times 1 / kDecodeFactor: the kernels decode a weight to its value *
+  // kDecodeFactor.
   const float* group_scales(int64_t group) const;
-  static constexpr float kDecodeFactor = 0x1.0p-8f;
+  static constexpr float kDecodeFactor = 0x1.0p-56f;
   // The value of W[row, col] as multiplied: for tests and tools, slow.
   float at(int64_t row, int64_t col) const;
 
  private:
   void reserve(int64_t n, int64_t k, DType dtype, int64_t first_group_end);
+  int64_t scale_stride() const { return (n_ + kScaleCols - 1) / kScaleCols * kScaleCols; }
   absl::Status fill(const Source& source, int64_t row_begin);
 
   DType dtype_ = DType::kF32;

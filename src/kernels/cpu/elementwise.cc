@@ -1,27 +1,11 @@
 // Residual add and SiLU(gate) * up.
 #include <algorithm>
-#include <cmath>
 
+#include "kernels/cpu/quantize_rows.h"
+#include "kernels/cpu/vector_ops.h"
 #include "kernels/ops.h"
 
 namespace moesaic {
-namespace {
-
-void silu_mul_row(const float* gate, const float* up, int64_t n, float* y) {
-  for (int64_t i = 0; i < n; ++i) y[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
-}
-
-void round_trip_row(float* y, int64_t n) {
-  for (int64_t begin = 0; begin < n; begin += 128) {
-    const int64_t end = std::min(begin + 128, n);
-    float amax = 0.0f;
-    for (int64_t i = begin; i < end; ++i) amax = std::max(amax, std::fabs(y[i]));
-    const float scale = std::max(amax, 1e-4f) / kE4M3Max;
-    for (int64_t i = begin; i < end; ++i) y[i] = e4m3_to_f32(f32_to_e4m3(y[i] / scale)) * scale;
-  }
-}
-
-}  // namespace
 
 void add_inplace(Stream& stream, const Tensor& y, const Tensor& x) {
   MOESAIC_CHECK_EQ(y.shape(), x.shape());
@@ -29,8 +13,8 @@ void add_inplace(Stream& stream, const Tensor& y, const Tensor& x) {
   MOESAIC_CHECK(y.is_contiguous() && x.is_contiguous());
   float* to = y.f32();
   const float* from = x.f32();
-  stream.pool().parallel_for(y.num_elements(), 1024, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) to[i] += from[i];
+  stream.pool().parallel_for(y.num_elements(), 16384, [&](int64_t begin, int64_t end) {
+    vector_ops().add(to + begin, from + begin, end - begin);
   });
 }
 
@@ -50,17 +34,20 @@ void silu_mul(Stream& stream, const SiluMulArgs& args) {
     MOESAIC_CHECK(rows[g] >= 0 && (rows[g] == 0 || (begins[g] >= 0 && begins[g] + int64_t{rows[g]} <= m)));
     num_rows += rows[g];
   }
-  stream.pool().parallel_for(num_rows, 1, [&](int64_t begin, int64_t end) {
-    int64_t first = 0;  // of the group, counted over the rows of all groups
-    for (size_t g = 0; g < rows.size() && first < end; first += rows[g++]) {
-      for (int64_t i = std::max(begin - first, int64_t{0}); i < std::min<int64_t>(end - first, rows[g]); ++i) {
-        const float* gate = args.gate_up.row<float>(begins[g] + i);
-        float* y = args.y.row<float>(begins[g] + i);
-        silu_mul_row(gate, gate + n, n, y);
-        if (args.fp8) round_trip_row(y, n);
-      }
-    }
-  });
+  const VectorOps& ops = vector_ops();
+  // A share is at least some 4 k elements, or waking the pool costs more than it gains.
+  stream.pool().parallel_for(
+      num_rows, std::max<int64_t>(1, 4096 / std::max<int64_t>(n, 1)), [&](int64_t begin, int64_t end) {
+        int64_t first = 0;  // of the group, counted over the rows of all groups
+        for (size_t g = 0; g < rows.size() && first < end; first += rows[g++]) {
+          for (int64_t i = std::max(begin - first, int64_t{0}); i < std::min<int64_t>(end - first, rows[g]); ++i) {
+            const float* gate = args.gate_up.row<float>(begins[g] + i);
+            float* y = args.y.row<float>(begins[g] + i);
+            ops.silu_mul(gate, gate + n, n, y);
+            if (args.fp8) round_trip_fp8_row(y, n, y);
+          }
+        }
+      });
 }
 
 }  // namespace moesaic

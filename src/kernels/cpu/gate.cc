@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cpu/vector_ops.h"
 #include "kernels/ops.h"
 
 namespace moesaic {
@@ -15,11 +16,12 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // False if a score is NaN.
 bool compute_scores(ScoringFunc func, const float* logits, int64_t num_experts, float* scores) {
   if (func == ScoringFunc::kSigmoid) {
-    for (int64_t e = 0; e < num_experts; ++e) scores[e] = 1.0f / (1.0f + std::exp(-logits[e]));
+    vector_ops().sigmoid(logits, num_experts, scores);
   } else {
     float max = -kInfinity, sum = 0.0f;
     for (int64_t e = 0; e < num_experts; ++e) max = std::max(max, logits[e]);
-    for (int64_t e = 0; e < num_experts; ++e) sum += scores[e] = std::exp(logits[e] - max);
+    vector_ops().exp_shifted(logits, max, 1.0f, num_experts, scores);
+    for (int64_t e = 0; e < num_experts; ++e) sum += scores[e];
     for (int64_t e = 0; e < num_experts; ++e) scores[e] /= sum;
   }
   return std::none_of(scores, scores + num_experts, [](float s) { return std::isnan(s); });
@@ -108,7 +110,7 @@ void gate(Stream& stream, const GateArgs& args) {
   if (num_tokens == 0) return;
   args.logits.f32(), args.topk_ids.i32(), args.topk_weights.f32();
   const float* bias = args.bias.defined() ? args.bias.f32() : nullptr;
-  stream.pool().parallel_for(num_tokens, 4, [&](int64_t begin, int64_t end) {
+  stream.pool().parallel_for(num_tokens, 8, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       gate_token(args, args.logits.row<float>(t), bias, num_experts, args.topk_ids.row<int32_t>(t),
                  args.topk_weights.row<float>(t));

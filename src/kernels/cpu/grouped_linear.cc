@@ -1,4 +1,4 @@
-#include "kernels/cpu/linear_kernels.h"
+#include "kernels/cpu/linear_jobs.h"
 #include "kernels/ops.h"
 
 namespace moesaic {
@@ -10,22 +10,26 @@ void grouped_linear(Stream& stream, const GroupedLinearArgs& args) {
   MOESAIC_CHECK_EQ(static_cast<int64_t>(args.group_begin.size()), num_groups);
   MOESAIC_CHECK_EQ(static_cast<int64_t>(args.group_rows.size()), num_groups);
   for (int64_t g = 0; g < num_groups; ++g) {
-    const int64_t begin = args.group_begin[g], rows = args.group_rows[g];
-    MOESAIC_CHECK_GE(rows, 0);
-    if (rows == 0) continue;
-    const PackedWeight& weight = args.weights[g];
-    MOESAIC_CHECK(begin >= 0 && begin + rows <= args.x.dim(0));
-    MOESAIC_CHECK_EQ(args.x.dim(1), weight.k());
-    MOESAIC_CHECK_EQ(args.y.dim(1), weight.n());
-    const LinearPanels job{.weight = &weight,
-                           .x = args.x.f32() + begin * args.x.row_stride(),
-                           .x_stride = args.x.row_stride(),
-                           .m = rows,
-                           .y = args.y.f32() + begin * args.y.row_stride(),
-                           .y_stride = args.y.row_stride(),
-                           .bias = nullptr};
-    stream.pool().parallel_for(weight.num_panels(), 1, [&](int64_t from, int64_t to) { linear_panels(job, from, to); });
+    MOESAIC_CHECK_GE(args.group_rows[g], 0);
+    if (args.group_rows[g] == 0) continue;
+    MOESAIC_CHECK_GE(args.group_begin[g], 0);
+    MOESAIC_CHECK_LE(int64_t{args.group_begin[g]} + args.group_rows[g], args.x.dim(0));
+    MOESAIC_CHECK_EQ(args.x.dim(1), args.weights[g].k());
+    MOESAIC_CHECK_EQ(args.y.dim(1), args.weights[g].n());
   }
+  const float* x = args.x.f32();
+  float* y = args.y.f32();
+  const int64_t x_stride = args.x.row_stride(), y_stride = args.y.row_stride();
+  run_linear_jobs(stream.pool(), num_groups, [&](int64_t g) {
+    const int64_t rows = args.group_rows[g], begin = rows == 0 ? 0 : args.group_begin[g];
+    return LinearPanels{.weight = &args.weights[g],
+                        .x = x + begin * x_stride,
+                        .x_stride = x_stride,
+                        .m = rows,
+                        .y = y + begin * y_stride,
+                        .y_stride = y_stride,
+                        .bias = nullptr};
+  });
 }
 
 }  // namespace moesaic

@@ -21,7 +21,13 @@ struct LinearPanels {
 };
 void linear_panels(const LinearPanels& args, int64_t panel_begin, int64_t panel_end);
 
+// Rows that one thread takes through a panel at a time: their activations stay in the second-level cache.
+inline constexpr int64_t kRowChunk = 128;
+
 // The definition, in plain C++; what the other paths must equal bit for bit.
 void linear_panels_plain(const LinearPanels& args, int64_t panel_begin, int64_t panel_end);
+// Only where isa_supported().
+void linear_panels_avx2(const LinearPanels& args, int64_t panel_begin, int64_t panel_end);
+void linear_panels_avx512(const LinearPanels& args, int64_t panel_begin, int64_t panel_end);
 
 }  // namespace moesaic

@@ -258,10 +258,10 @@ class MlaChunks : public testing::TestWithParam<int> {};
 TEST_P(MlaChunks, AnyChunksGiveTheBitsOfTheWhole) {
   const Dims d{.heads = 3, .lora = 64, .rope = 16, .nope = 32, .v = 24};
   const int32_t chunk = GetParam();
-  test::for_each_isa([&] {
+  test::for_each_isa([&](Isa isa) {
     for (const bool fp8 : {false, true}) {
       Rng rng(17);
-      const int32_t length = 1100;
+      const int32_t length = isa == Isa::kPlain ? 300 : 2300;
       const World w(rng, d, {{length, length}});
       const Expanded e(rng, d);
       const Owned q = test::random_f32(rng, {length, d.heads, d.nope + d.rope});
@@ -277,7 +277,7 @@ TEST_P(MlaChunks, AnyChunksGiveTheBitsOfTheWhole) {
     }
   });
 }
-INSTANTIATE_TEST_SUITE_P(Sizes, MlaChunks, testing::Values(16, 61, 64, 128, 500, 1099));
+INSTANTIATE_TEST_SUITE_P(Sizes, MlaChunks, testing::Values(61, 64, 128, 250, 1099));
 
 TEST(MlaPrefill, SameBitsAloneInABatchAndOnAnyThreads) {
   const Dims d{.heads = 4, .lora = 64, .rope = 16, .nope = 32, .v = 32};

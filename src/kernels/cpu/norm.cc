@@ -1,19 +1,10 @@
-// RMSNorm. One pass for the sum of squares, one for the result; rows are independent.
-#include <cmath>
+// RMSNorm, row by row.
+#include <algorithm>
 
+#include "kernels/cpu/vector_ops.h"
 #include "kernels/ops.h"
 
 namespace moesaic {
-namespace {
-
-void rms_norm_row(const float* x, const float* weight, float eps, int64_t n, float* y) {
-  float sum = 0.0f;
-  for (int64_t i = 0; i < n; ++i) sum += x[i] * x[i];
-  const float scale = 1.0f / std::sqrt(sum / static_cast<float>(n) + eps);
-  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * scale * weight[i];
-}
-
-}  // namespace
 
 void rms_norm(Stream& stream, const RmsNormArgs& args) {
   const int64_t m = args.x.dim(0), n = args.x.dim(1);
@@ -23,9 +14,11 @@ void rms_norm(Stream& stream, const RmsNormArgs& args) {
   if (m == 0) return;
   args.x.f32(), args.y.f32();
   const float* weight = args.weight.f32();
-  stream.pool().parallel_for(m, 1, [&](int64_t begin, int64_t end) {
+  const VectorOps& ops = vector_ops();
+  // A share is at least some 16 k elements, or waking the pool costs more than it gains.
+  stream.pool().parallel_for(m, std::max<int64_t>(1, 16384 / std::max<int64_t>(n, 1)), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      rms_norm_row(args.x.row<float>(i), weight, args.eps, n, args.y.row<float>(i));
+      ops.rms_norm(args.x.row<float>(i), weight, args.eps, n, args.y.row<float>(i));
     }
   });
 }

@@ -63,7 +63,11 @@ void for_each_isa(Body&& body) {
     if (!isa_supported(isa)) continue;
     SCOPED_TRACE(isa_name(isa));
     force_isa(isa);
-    body();
+    if constexpr (std::is_invocable_v<Body, Isa>) {
+      body(isa);
+    } else {
+      body();
+    }
   }
   force_isa(before);
 }

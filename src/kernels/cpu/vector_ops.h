@@ -8,10 +8,10 @@
 namespace moesaic {
 
 inline constexpr int64_t kLanes = 16;
-inline constexpr int64_t kDecodeKeys = 64;    // keys of a decode chunk
-inline constexpr int64_t kTileKeys = 128;     // keys of a prefill tile
-inline constexpr int64_t kQueryRows = 48;     // queries of a prefill block
-inline constexpr int64_t kDecodeHeads = 32;   // heads that share one pass over a chunk
+inline constexpr int64_t kDecodeKeys = 64;   // keys of a decode chunk
+inline constexpr int64_t kTileKeys = 128;    // keys of a prefill tile
+inline constexpr int64_t kQueryRows = 48;    // queries of a prefill block
+inline constexpr int64_t kDecodeHeads = 32;  // heads that share one pass over a chunk
 
 // The keys of one chunk meet some query heads of one token.
 struct DecodeChunk {
@@ -19,7 +19,7 @@ struct DecodeChunk {
   int64_t num_keys;          // 1 .. kDecodeKeys
   int64_t width;
   int64_t lora;
-  const float* q;  // [num_heads, width]
+  const float* q;     // [num_heads, width]
   int64_t num_heads;  // up to kDecodeHeads
   float scale;
   float* max;  // [num_heads] of scaled scores
@@ -31,10 +31,10 @@ struct DecodeChunk {
 struct PrefillBlock {
   const float* q;  // num_rows rows [width], q_stride apart
   int64_t q_stride;
-  int64_t num_rows;  // up to kQueryRows
-  int64_t position;  // of row 0; rows are consecutive
-  int64_t key_begin;  // position of the first key
-  int64_t num_keys;   // up to kTileKeys
+  int64_t num_rows;     // up to kQueryRows
+  int64_t position;     // of row 0; rows are consecutive
+  int64_t key_begin;    // position of the first key
+  int64_t num_keys;     // up to kTileKeys
   const float* keys;    // [ceil(num_keys / 16), width, 16]
   const float* values;  // [ceil(v_dim / 16), kTileKeys, 16]
   int64_t width;

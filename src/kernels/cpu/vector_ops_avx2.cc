@@ -7,18 +7,18 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cpu/simd_target.h"
 #include "kernels/cpu/vector_ops.h"
 #include "tensor/dtype.h"
 
 #define VEC_INLINE inline __attribute__((always_inline))
 #if defined(__clang__)
 #define VEC_UNROLL _Pragma("clang loop unroll(full)")
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
 #else
 #define VEC_UNROLL _Pragma("GCC unroll 16")
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
 #endif
+
+MOESAIC_TARGET_AVX2_BEGIN
 
 namespace moesaic {
 namespace {
@@ -93,11 +93,7 @@ struct V {
 }  // namespace avx2
 }  // namespace
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+MOESAIC_TARGET_END
 
 const VectorOps kAvx2VectorOps = avx2::kOps;
 

@@ -1,24 +1,28 @@
 // VectorOps with AVX-512: 16 lanes are one register.
 #if defined(__x86_64__)
 
+#if !defined(__clang__)  // GCC 12's own headers leave unused lanes undefined on purpose
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "kernels/cpu/simd_target.h"
 #include "kernels/cpu/vector_ops.h"
 #include "tensor/dtype.h"
 
 #define VEC_INLINE inline __attribute__((always_inline))
 #if defined(__clang__)
 #define VEC_UNROLL _Pragma("clang loop unroll(full)")
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))), apply_to = function)
 #else
 #define VEC_UNROLL _Pragma("GCC unroll 16")
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
 #endif
+
+MOESAIC_TARGET_AVX512_BEGIN
 
 namespace moesaic {
 namespace {
@@ -67,8 +71,7 @@ struct V {
   }
   static VEC_INLINE float first(F a) { return _mm512_cvtss_f32(a); }
   static VEC_INLINE F widen(const uint16_t* p) {
-    const __m512i wide =
-        _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, wide, 16));
   }
 };
@@ -78,11 +81,7 @@ struct V {
 }  // namespace avx512
 }  // namespace
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+MOESAIC_TARGET_END
 
 const VectorOps kAvx512VectorOps = avx512::kOps;
 

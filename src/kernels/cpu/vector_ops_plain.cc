@@ -65,9 +65,8 @@ struct V {
   }
   // 2^n of the integer n in the low bits of `shifted`.
   static F pow2(F shifted) {
-    return each([&](int i) {
-      return std::bit_cast<float>((std::bit_cast<uint32_t>(shifted.v[i]) << 23) + 0x3f800000u);
-    });
+    return each(
+        [&](int i) { return std::bit_cast<float>((std::bit_cast<uint32_t>(shifted.v[i]) << 23) + 0x3f800000u); });
   }
   static float sum(F a) {
     for (int half = kLanes / 2; half > 0; half /= 2) {
