@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "base/thread.h"
+#include "kernels/attention_bench.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/ops.h"
 
@@ -60,6 +61,7 @@ class OpsBench {
     bench_heads();
     bench_grouped();
     bench_fp8();
+    num_figures_ += run_attention_bench(options_, stream_, peak_gflops_, print_);
   }
   int num_figures() const { return num_figures_; }
 
