@@ -36,27 +36,18 @@ absl::StatusOr<std::string> join_parts(const Json& parts, const std::string& pla
 
 absl::Status normalize_content(Json& message, const std::string& place, bool has_calls) {
   const auto content = message.find("content");
-  if (content == message.end() || content->is_null()) {
-    // The templates tell "no text" by none, and add other messages' content to strings.
+  if (content == message.end()) {
     message["content"] = has_calls ? Json(nullptr) : Json("");
     return absl::OkStatus();
   }
+  if (content->is_null() && message["role"] == "assistant") return absl::OkStatus();
   if (content->is_string()) return absl::OkStatus();
   if (!content->is_array()) {
     return bad(str_cat(place, ".content"),
-               str_cat("expected a string, a list of parts or null, found ", content->type_name()));
+               str_cat("expected a string or a list of parts, found ", content->type_name()));
   }
   MOESAIC_ASSIGN_OR_RETURN(*content, join_parts(*content, str_cat(place, ".content")));
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> arguments_text(const Json& arguments) {
-  if (arguments.is_string()) return arguments.get<std::string>();
-  // The same form as the template's tojson.
-  MOESAIC_ASSIGN_OR_RETURN(const jinja::Value value, jinja::Value::from_json(arguments));
-  std::string text;
-  if (!jinja::append_json(value, {}, text)) return absl::InvalidArgumentError("expected JSON");
-  return text;
 }
 
 absl::Status normalize_call(Json& call, const std::string& place) {
@@ -66,15 +57,26 @@ absl::Status normalize_call(Json& call, const std::string& place) {
   if (function == call.end() || !function->is_object()) return bad(str_cat(place, ".function"), "expected an object");
   const auto name = function->find("name");
   if (name == function->end() || !name->is_string()) return bad(str_cat(place, ".function.name"), "expected a string");
-  const auto arguments = function->find("arguments");
-  if (arguments == function->end() || arguments->is_null()) {
-    (*function)["arguments"] = "{}";
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::string> text = arguments_text(*arguments);
-  if (!text.ok()) return annotate(text.status(), str_cat(place, ".function.arguments"));
-  *arguments = *std::move(text);
+  if (!function->contains("arguments") || (*function)["arguments"].is_null()) (*function)["arguments"] = "{}";
   return absl::OkStatus();
+}
+
+// Arguments that are not strings as JSON text, in the form of the template's tojson. False if there are none.
+absl::StatusOr<bool> write_arguments(Json& messages) {
+  bool changed = false;
+  for (Json& message : messages) {
+    if (!message.contains("tool_calls")) continue;
+    for (Json& call : message["tool_calls"]) {
+      Json& arguments = call["function"]["arguments"];
+      if (arguments.is_string()) continue;
+      MOESAIC_ASSIGN_OR_RETURN(const jinja::Value value, jinja::Value::from_json(arguments));
+      std::string text;
+      if (!jinja::append_json(value, {}, text)) return absl::InvalidArgumentError("tool call arguments: expected JSON");
+      arguments = std::move(text);
+      changed = true;
+    }
+  }
+  return changed;
 }
 
 absl::Status normalize_message(Json& message, const std::string& place) {
@@ -105,6 +107,16 @@ absl::StatusOr<Json> normalize_messages(const Json& messages) {
   for (size_t i = 0; i < out.size(); ++i)
     MOESAIC_RETURN_IF_ERROR(normalize_message(out[i], str_cat("messages[", i, "]")));
   return out;
+}
+
+absl::StatusOr<std::string> render_messages(const ChatTemplate& chat_template, Json variables) {
+  if (!variables.is_object() || !variables.contains("messages"))
+    return bad("messages", "expected a list, found nothing");
+  MOESAIC_ASSIGN_OR_RETURN(variables["messages"], normalize_messages(variables["messages"]));
+  absl::StatusOr<std::string> rendered = chat_template.render(variables);
+  if (rendered.ok()) return rendered;
+  MOESAIC_ASSIGN_OR_RETURN(const bool changed, write_arguments(variables["messages"]));
+  return changed ? chat_template.render(variables) : rendered;
 }
 
 }  // namespace moesaic

@@ -65,10 +65,9 @@ absl::StatusOr<Json> decode(const Json& line, const Tokenizer& tokenizer) {
 absl::StatusOr<Json> render(Json line, const ChatTemplate* chat_template) {
   if (chat_template == nullptr)
     return absl::NotFoundError("the model has no chat template: expected chat_template in tokenizer_config.json");
-  MOESAIC_ASSIGN_OR_RETURN(line["messages"], normalize_messages(line["messages"]));
   if (!line.contains("tools")) line["tools"] = nullptr;
   if (!line.contains("add_generation_prompt")) line["add_generation_prompt"] = false;
-  MOESAIC_ASSIGN_OR_RETURN(std::string rendered, chat_template->render(line));
+  MOESAIC_ASSIGN_OR_RETURN(std::string rendered, render_messages(*chat_template, std::move(line)));
   return Json{{"rendered", std::move(rendered)}};
 }
 

@@ -74,18 +74,31 @@ TEST(Messages, Normalizes) {
   EXPECT_EQ(normalized(R"([{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}])"),
             R"([{"role":"user","content":"a b"}])");
   EXPECT_EQ(
-      normalized(
-          R"([{"role":"assistant","content":null,"tool_calls":[{"id":"x","function":{"name":"f","arguments":{"city":"Oslo","n":1}}}]}])"),
-      R"([{"role":"assistant","content":null,"tool_calls":[{"id":"x","function":{"name":"f","arguments":"{\"city\": \"Oslo\", \"n\": 1}"},"type":"function"}]}])");
+      normalized(R"([{"role":"assistant","content":null,"tool_calls":[{"function":{"name":"f"}}]}])"),
+      R"([{"role":"assistant","content":null,"tool_calls":[{"function":{"name":"f","arguments":"{}"},"type":"function"}]}])");
   EXPECT_EQ(normalized(R"([{"role":"assistant","tool_calls":[]}])"), R"([{"role":"assistant","content":""}])");
   EXPECT_EQ(normalized(R"([{"role":"user","content":[{"type":"image_url","image_url":{}}]}])"),
             "messages[0].content[0]: content part of type image_url is not supported, expected text");
   EXPECT_THAT(normalized(R"([{"role":"user","content":3}])"), HasSubstr("messages[0].content: expected a string"));
+  EXPECT_THAT(normalized(R"([{"role":"user","content":null}])"), HasSubstr("messages[0].content: expected a string"));
   EXPECT_THAT(normalized(R"([{"content":"a"}])"), HasSubstr("messages[0].role"));
   EXPECT_THAT(normalized(R"([3])"), HasSubstr("messages[0]: expected an object"));
   EXPECT_THAT(normalized("[]"), HasSubstr("at least one"));
   EXPECT_THAT(normalized(R"([{"role":"assistant","tool_calls":[{"function":{"arguments":"{}"}}]}])"),
               HasSubstr("messages[0].tool_calls[0].function.name"));
+}
+
+// Null content and object arguments, as SDKs send them, on templates that add arguments to a string and that do not.
+TEST(Messages, ObjectArgumentsRender) {
+  const Json golden = Json::parse(read_source_file("tests/data/golden/chat_template.json"));
+  const Json messages = Json::parse(R"([{"role":"user","content":"w"},{"role":"assistant","content":null,
+      "tool_calls":[{"function":{"name":"f","arguments":{"city":"Oslo"}}}]}])");
+  for (const auto& [name, source] : golden["templates"].items()) {
+    const auto chat_template = ChatTemplate::parse(source.get<std::string>()).value();
+    const auto text = render_messages(*chat_template, {{"messages", messages}, {"tools", nullptr}});
+    ASSERT_TRUE(text.ok()) << name << text.status();
+    EXPECT_THAT(*text, HasSubstr("{\"city\": \"Oslo\"}")) << name;
+  }
 }
 
 }  // namespace
