@@ -2,6 +2,7 @@
 // chunk gives a partial softmax of its own, and the partials are merged in order of position. So the bits depend on
 // the sequence alone, while any thread can take any chunk: a long sequence is spread over all threads.
 #include <algorithm>
+#include <atomic>
 #include <limits>
 
 #include "kernels/cpu/mla_cache.h"
@@ -37,6 +38,7 @@ class Decoder {
         total_(args.arena->alloc(DType::kF32, {2, args.q.dim(0), num_heads_})) {}
 
   void run() {
+    if (many_even_sequences()) return run_by_sequence();
     for (const AttentionSpan& span : args_.spans) start(span);
     for (const AttentionSpan& span : args_.spans) {
       for (int64_t chunk = 0; span.q_len > 0 && chunk < num_chunks(span); ++chunk) {
@@ -56,10 +58,40 @@ class Decoder {
     int64_t slot;  // of its first query
   };
 
+  // Whole sequences for each worker: one region and no partials that leave its cache. The longest must not keep the
+  // others waiting, and every worker needs slots of its own.
+  bool many_even_sequences() const {
+    const int64_t num_threads = stream_.pool().num_threads();
+    int64_t longest = 0, total = 0, slots = 1;
+    for (const AttentionSpan& span : args_.spans) {
+      longest = std::max(longest, num_chunks(span) * span.q_len);
+      total += num_chunks(span) * span.q_len;
+      slots = std::max<int64_t>(slots, span.q_len);
+    }
+    return num_threads * slots <= kWaveSlots && 4 * num_threads * longest <= total;
+  }
+
+  void run_by_sequence() {
+    std::atomic<size_t> next{0};
+    stream_.pool().run([&](int worker) {
+      const int64_t slot = worker * (kWaveSlots / stream_.pool().num_threads());
+      for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < args_.spans.size();) {
+        const AttentionSpan& span = args_.spans[i];
+        start(span);
+        for (int64_t chunk = 0; span.q_len > 0 && chunk < num_chunks(span); ++chunk) {
+          const Item item{&span, chunk, slot};
+          compute(item);
+          merge(item, 0, num_heads_);
+        }
+        finish(span);
+      }
+    });
+  }
+
   float* total_max(int64_t token) const { return total_.row<float>(0) + token * num_heads_; }
   float* total_sum(int64_t token) const { return total_.row<float>(1) + token * num_heads_; }
 
-  void start(const AttentionSpan& span) {
+  void start(const AttentionSpan& span) const {
     const Tensor out = args_.out.rows(span.q_begin, span.q_begin + span.q_len);
     std::fill_n(out.f32(), out.num_elements(), 0.0f);
     std::fill_n(total_max(span.q_begin), span.q_len * num_heads_, -std::numeric_limits<float>::infinity());
@@ -67,7 +99,7 @@ class Decoder {
   }
 
   // A query that saw no key keeps its zeros.
-  void finish(const AttentionSpan& span) {
+  void finish(const AttentionSpan& span) const {
     for (int64_t i = 0; i < span.q_len * num_heads_; ++i) {
       const float sum = total_sum(span.q_begin)[i];
       if (sum != 0.0f) ops_.scale(args_.out.row<float>(span.q_begin) + i * lora_, 1.0f / sum, lora_);

@@ -123,11 +123,18 @@ INSTANTIATE_TEST_SUITE_P(Shapes, MlaDecode,
                                          Dims{.heads = 3, .lora = 33, .rope = 2, .dtype = DType::kBF16},
                                          Dims{.heads = 16, .lora = 128, .rope = 16}));
 
-TEST(MlaDecode, SameBitsAloneInABatchAndOnAnyThreads) {
+class MlaDecodeBatch : public testing::TestWithParam<bool> {};
+
+TEST_P(MlaDecodeBatch, SameBitsAloneAndOnAnyThreads) {
+  const bool even = GetParam();  // many short sequences take another schedule
   const Dims d{.heads = 8, .lora = 96, .rope = 16};
   test::for_each_isa([&] {
     Rng rng(13);
-    const World w(rng, d, {{700, 1}, {1, 1}, {0, 1}, {64, 4}, {1500, 2}, {65, 8}, {3, 3}, {256, 1}, {0, 0}});
+    std::vector<Length> lengths = {{700, 1}, {1, 1}, {0, 1}, {64, 4}, {1500, 2}, {65, 8}, {3, 3}, {256, 1}, {0, 0}};
+    if (even)
+      lengths = {{100, 1}, {130, 1}, {0, 1},  {64, 2}, {90, 2},  {65, 1},  {3, 3},  {111, 1},
+                 {0, 0},   {128, 1}, {99, 2}, {70, 1}, {127, 1}, {128, 2}, {120, 1}};
+    const World w(rng, d, lengths);
     const Owned q = test::random_f32(rng, {w.num_tokens, d.heads, d.lora + d.rope});
     std::vector<Owned> outs;
     for (const int threads : {1, 2, 3}) {
@@ -153,6 +160,8 @@ TEST(MlaDecode, SameBitsAloneInABatchAndOnAnyThreads) {
     }
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(Lengths, MlaDecodeBatch, testing::Values(false, true));
 
 TEST(MlaDecode, PadRowsGiveZerosAndNoNanLeaks) {
   const Dims d{.heads = 4, .lora = 32, .rope = 8};

@@ -54,6 +54,7 @@ struct VectorOps {
   void (*sigmoid)(const float* x, int64_t n, float* y);
   // y = exp((x - shift) * scale); below about 1e-38 it is 0.
   void (*exp_shifted)(const float* x, float shift, float scale, int64_t n, float* y);
+  float (*max)(const float* x, int64_t n);  // of what is not NaN; -infinity if nothing is
   void (*widen_bf16)(const uint16_t* x, int64_t n, float* y);
   void (*decode_chunk)(const DecodeChunk& chunk);
   // (max, sum, acc) takes in another chunk's; the state at first is (-infinity, 0, zeros).

@@ -28,11 +28,13 @@ namespace avx2 {
 alignas(64) constexpr int32_t kMask[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
 
 struct V {
-  // 16 registers: six rows of two sums, and the same for scores.
-  static constexpr int kGemmRows = 6, kScoreHeads = 2, kScoreKeys = 3, kValueHeads = 4;
+  // 16 registers: twelve sums, and what they take in.
+  static constexpr int kGemmRows = 6, kScoreHeads = 2, kScoreKeys = 3, kValueHeads = 4, kValueColumns = 3;
   struct F {
     __m256 lo, hi;
   };
+  static constexpr int kRegisters = 2;
+  using H = __m256;
   static VEC_INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
   static VEC_INLINE void store(float* p, F a) {
     _mm256_storeu_ps(p, a.lo);
@@ -80,6 +82,17 @@ struct V {
     const __m128 v2 = _mm_max_ps(v4, _mm_movehl_ps(v4, v4));
     return _mm_cvtss_f32(_mm_max_ss(v2, _mm_shuffle_ps(v2, v2, 1)));
   }
+  static VEC_INLINE H load_register(const float* p) { return _mm256_loadu_ps(p); }
+  static VEC_INLINE void store_register(float* p, H a) { _mm256_storeu_ps(p, a); }
+  static VEC_INLINE H set_register(float a) { return _mm256_set1_ps(a); }
+  // Stops the compiler from loading `a` again at every use.
+  static VEC_INLINE H pin(H a) {
+    asm("" : "+x"(a));
+    return a;
+  }
+  static VEC_INLINE H zero_register() { return _mm256_setzero_ps(); }
+  static VEC_INLINE H fma(H a, H b, H c) { return _mm256_fmadd_ps(a, b, c); }
+  static VEC_INLINE F join(const H* parts) { return {parts[0], parts[1]}; }
   static VEC_INLINE float first(F a) { return _mm256_cvtss_f32(a.lo); }
   static VEC_INLINE __m256 widen_half(const uint16_t* p) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

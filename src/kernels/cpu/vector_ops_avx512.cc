@@ -30,8 +30,10 @@ namespace avx512 {
 
 struct V {
   // 32 registers: enough sums in flight to hide the latency of two FMA units.
-  static constexpr int kGemmRows = 12, kScoreHeads = 4, kScoreKeys = 4, kValueHeads = 8;
+  static constexpr int kGemmRows = 12, kScoreHeads = 4, kScoreKeys = 4, kValueHeads = 8, kValueColumns = 2;
   using F = __m512;
+  static constexpr int kRegisters = 1;
+  using H = F;
   static VEC_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
   static VEC_INLINE void store(float* p, F a) { _mm512_storeu_ps(p, a); }
   static VEC_INLINE __mmask16 mask(int64_t n) { return static_cast<__mmask16>((1u << n) - 1u); }
@@ -69,6 +71,16 @@ struct V {
     const __m128 v2 = _mm_max_ps(v4, _mm_movehl_ps(v4, v4));
     return _mm_cvtss_f32(_mm_max_ss(v2, _mm_shuffle_ps(v2, v2, 1)));
   }
+  static VEC_INLINE H load_register(const float* p) { return load(p); }
+  static VEC_INLINE void store_register(float* p, H a) { store(p, a); }
+  static VEC_INLINE H set_register(float a) { return set(a); }
+  // Stops the compiler from loading `a` again at every use.
+  static VEC_INLINE H pin(H a) {
+    asm("" : "+v"(a));
+    return a;
+  }
+  static VEC_INLINE H zero_register() { return zero(); }
+  static VEC_INLINE F join(const H* parts) { return parts[0]; }
   static VEC_INLINE float first(F a) { return _mm512_cvtss_f32(a); }
   static VEC_INLINE F widen(const uint16_t* p) {
     const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

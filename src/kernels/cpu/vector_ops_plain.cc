@@ -15,10 +15,12 @@ namespace {
 namespace plain {
 
 struct V {
-  static constexpr int kGemmRows = 4, kScoreHeads = 2, kScoreKeys = 2, kValueHeads = 4;
+  static constexpr int kGemmRows = 4, kScoreHeads = 2, kScoreKeys = 2, kValueHeads = 2, kValueColumns = 2;
   struct F {
     float v[kLanes];
   };
+  static constexpr int kRegisters = 1;
+  using H = F;
   template <typename Lane>
   static F each(Lane lane) {
     F f;
@@ -80,6 +82,12 @@ struct V {
     }
     return a.v[0];
   }
+  static H load_register(const float* p) { return load(p); }
+  static void store_register(float* p, H a) { store(p, a); }
+  static H set_register(float a) { return set(a); }
+  static H pin(H a) { return a; }
+  static H zero_register() { return zero(); }
+  static F join(const H* parts) { return parts[0]; }
   static float first(F a) { return a.v[0]; }
   static F widen(const uint16_t* p) {
     return each([&](int i) { return bf16_to_f32(p[i]); });
