@@ -58,6 +58,7 @@ class OpsBench {
     emit({.name = "fma_peak", .unit = "GFLOP/s"}, peak_gflops_, 1.0, "fma_peak");
     bench_handover();
     bench_linear();
+    bench_subnormals();
     bench_heads();
     bench_grouped();
     bench_fp8();
@@ -125,13 +126,16 @@ class OpsBench {
   }
 
   // Gaussian-like weights scaled as a checkpoint's are: the largest of a block at 448.
-  PackedWeight random_weight(DType dtype, int64_t n, int64_t k) {
+  PackedWeight random_weight(DType dtype, int64_t n, int64_t k, double subnormal_share = 0) {
     Buffer data(n * k * dtype_bytes(dtype)), scales((n + 127) / 128 * ((k + 127) / 128) * int64_t{sizeof(float)});
     for (int64_t i = 0; i < n * k; ++i) {
       const float v = static_cast<float>(rng_.uniform() + rng_.uniform() + rng_.uniform() + rng_.uniform() - 2);
       if (dtype == DType::kF32) static_cast<float*>(data.data())[i] = v;
       if (dtype == DType::kBF16) static_cast<uint16_t*>(data.data())[i] = f32_to_bf16(v);
       if (dtype == DType::kE4M3) static_cast<uint8_t*>(data.data())[i] = f32_to_e4m3(v * 224);
+    }
+    for (int64_t i = 0; i < static_cast<int64_t>(subnormal_share * static_cast<double>(n * k)); ++i) {
+      static_cast<uint8_t*>(data.data())[rng_.below(static_cast<uint64_t>(n * k))] = 0x03;
     }
     for (int64_t i = 0; i < scales.num_bytes() / 4; ++i) static_cast<float*>(scales.data())[i] = 1.0f / 448;
     PackedWeight::Source source;
@@ -174,6 +178,23 @@ class OpsBench {
           measure(figure, [&] { linear(stream_, {.x = x, .weight = &weight, .y = y}); });
         }
       }
+    }
+  }
+
+  // Weights that the kernels decode to f32 subnormals on the way: some CPUs are slow with those.
+  void bench_subnormals() {
+    const int64_t n = 1024, k = 256;
+    for (const int64_t per_million : {100, 1000, 10000}) {
+      const PackedWeight weight = random_weight(DType::kE4M3, n, k, static_cast<double>(per_million) * 1e-6);
+      Buffer x_buffer, y_buffer;
+      const Tensor x = random_f32(x_buffer, {1, k}), y = random_f32(y_buffer, {1, n});
+      const Figure figure{.name = str_cat("linear_e4m3_n", n, "_k", k, "_m1_subnormal", per_million, "ppm"),
+                          .unit = "Gweight/s",
+                          .amount = static_cast<double>(n * k),
+                          .flops = 2.0 * static_cast<double>(n * k),
+                          .output = y.raw(),
+                          .output_bytes = y.num_bytes()};
+      measure(figure, [&] { linear(stream_, {.x = x, .weight = &weight, .y = y}); });
     }
   }
 

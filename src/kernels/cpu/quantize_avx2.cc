@@ -102,11 +102,13 @@ void dequantize_group_avx2(const uint8_t* q, float scale, int64_t count, float* 
   for (; i + kLanes <= count; i += kLanes) {
     const __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(q + i)));
     const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi32(0x7f));
-    // seeeemmm as the fp16 s0eeeemmm0000000 is the value times 2^-8.
-    const __m256i half = _mm256_or_si256(_mm256_slli_epi32(magnitude, 7),
-                                         _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(0x80)), 8));
-    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-    const __m256 value = _mm256_mul_ps(_mm256_cvtph_ps(words), _mm256_set1_ps(0x1.0p8f));
+    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(0x80)), 24);
+    // Subnormals are multiples of 2^-9; never as f32 subnormals, which some CPUs multiply slowly.
+    const __m256 subnormal = _mm256_mul_ps(_mm256_cvtepi32_ps(magnitude), _mm256_set1_ps(0x1.0p-9f));
+    const __m256 normal =
+        _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(magnitude, 20), _mm256_set1_epi32((127 - 7) << 23)));
+    const __m256 is_normal = _mm256_castsi256_ps(_mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(7)));
+    const __m256 value = _mm256_or_ps(_mm256_blendv_ps(subnormal, normal, is_normal), _mm256_castsi256_ps(sign));
     const __m256i is_nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f));
     const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
     _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_blendv_ps(value, nan, _mm256_castsi256_ps(is_nan)), factor));

@@ -10,7 +10,7 @@ namespace moesaic {
 enum class Isa : uint8_t { kPlain, kAvx2, kAvx512 };
 
 std::string_view isa_name(Isa isa);
-// kAvx2 stands for AVX2, FMA and F16C; kAvx512 for F, BW, DQ and VL.
+// kAvx2 stands for AVX2 and FMA; kAvx512 for F, BW, DQ and VL.
 bool isa_supported(Isa isa);
 Isa active_isa();
 // Tests and benchmarks only, while no operation runs. The ISA must be supported.

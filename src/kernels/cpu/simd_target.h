@@ -8,16 +8,17 @@
 #pragma once
 
 #if defined(__clang__)
+// _Pragma takes one literal.
+// clang-format off
 #define MOESAIC_TARGET_AVX2_BEGIN \
-  _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,f16c\"))), apply_to = function)")
-#define MOESAIC_TARGET_AVX512_BEGIN                                                                          \
-  _Pragma(                                                                                                   \
-      "clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c\"))), " \
-      "apply_to = function)")
+  _Pragma("clang attribute push(__attribute__((target(\"avx2,fma\"))), apply_to = function)")
+#define MOESAIC_TARGET_AVX512_BEGIN \
+  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512dq,avx512vl,fma\"))),apply_to=function)")
+// clang-format on
 #define MOESAIC_TARGET_END _Pragma("clang attribute pop")
 #else
-#define MOESAIC_TARGET_AVX2_BEGIN _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c\")")
+#define MOESAIC_TARGET_AVX2_BEGIN _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma\")")
 #define MOESAIC_TARGET_AVX512_BEGIN \
-  _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c\")")
+  _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,fma\")")
 #define MOESAIC_TARGET_END _Pragma("GCC pop_options")
 #endif
