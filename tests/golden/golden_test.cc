@@ -88,7 +88,9 @@ TEST_P(TinyPrompts, Fp8Activations) {
   double mean = 0.0;
   for (size_t t = 0; t + 1 < ids.size(); ++t) {
     const double difference = nll(logits.data() + t * kTinyVocab, kTinyVocab, ids[t + 1]) - expected[t];
-    if (t < 3) EXPECT_NEAR(difference, 0.0, 1e-4) << "before any flip, position " << t;
+    if (t < 3) {
+      EXPECT_NEAR(difference, 0.0, 1e-4) << "before any flip, position " << t;
+    }
     mean += difference / expected.size();
     differences.push_back(std::fabs(difference));
   }
