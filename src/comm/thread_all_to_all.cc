@@ -12,8 +12,10 @@
 #include "base/check.h"
 #include "comm/all_to_all.h"
 #include "comm/all_to_all_buffers.h"
-#include "comm/row_ops.h"
 #include "comm/thread_group.h"
+#include "comm/weighted_sum.h"
+#include "kernels/cpu/quantize_rows.h"
+#include "kernels/ops.h"
 
 namespace moesaic {
 namespace {
@@ -187,14 +189,11 @@ void ThreadAllToAll::sort_by_destination(int num_entries) {
 }
 
 void ThreadAllToAll::quantize(Stream& stream, const DispatchArgs& args) {
+  const int64_t num_tokens = args.x.dim(0);
   const int64_t num_groups = (options_.hidden + kPayloadScaleGroup - 1) / kPayloadScaleGroup;
-  const auto quantize_tokens = [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      quantize_row(args.x.row<float>(t), options_.hidden, mine_.payload + t * options_.hidden,
-                   mine_.payload_scales + t * num_groups);
-    }
-  };
-  stream.pool().parallel_for(args.x.dim(0), 16, quantize_tokens);
+  quantize_fp8(stream, {.x = args.x,
+                        .q = Tensor(mine_.payload, DType::kE4M3, {num_tokens, options_.hidden}),
+                        .scales = Tensor(mine_.payload_scales, DType::kF32, {num_tokens, num_groups})});
 }
 
 absl::Status ThreadAllToAll::dispatch_recv(Stream& stream, ExpertRows* rows) {
@@ -282,8 +281,8 @@ void ThreadAllToAll::fetch_from(int source, int64_t begin, int64_t end) {
     }
     first = row;
     if (options_.fp8) {
-      dequantize_row(theirs.payload + entry.token * hidden, theirs.payload_scales + entry.token * num_groups, hidden,
-                     row);
+      dequantize_fp8_row(theirs.payload + entry.token * hidden, theirs.payload_scales + entry.token * num_groups,
+                         hidden, row);
     } else {
       std::memcpy(row, sender.x + entry.token * sender.x_stride, hidden * sizeof(float));
     }
