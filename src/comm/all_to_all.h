@@ -5,13 +5,14 @@
 //   a2a.dispatch_recv(&rows);                                  // rows.x: expert-major inputs of this rank's slots
 //   ... grouped GEMMs from rows.x into rows.y ...
 //   a2a.combine_send(rows);
-//   a2a.combine_recv(y);                                       // y[t] = sum_k topk_weights[t, k] * f_{topk_ids[t,
-//   k]}(x[t])
+//   a2a.combine_recv(y);          // y[t] = sum_k topk_weights[t, k] * f_{topk_ids[t, k]}(x[t])
 //
 // The sum runs in f32 in top-k order, so results depend neither on arrival order nor on the number of ranks. Ids of -1
-// are not sent and add nothing (a token with only -1 gets zeros). Duplicate ids in a row are legal. Zero tokens are
-// legal. One object per rank, one thread; every rank calls the same halves with the same mode. Deadlines and errors as
-// in comm/communicator.h. Buffers are allocated once, from buffer_bytes().
+// are not sent and add nothing, whatever their weight (a token with only -1 gets zeros). Duplicate ids in a row are
+// legal: they share one row and each adds its weight. Zero tokens are legal. Rows of an expert are in the order (source
+// rank, token). One object per rank, one thread; every rank calls the same halves with the same mode. Deadlines and
+// errors as in comm/communicator.h: after any error, bad arguments included, the group is dead. Buffers are allocated
+// once, from buffer_bytes().
 #pragma once
 
 #include <cstdint>
@@ -45,17 +46,17 @@ struct AllToAllOptions {
 };
 
 struct DispatchArgs {
-  Tensor x;         // [num_tokens, hidden] f32; must stay until dispatch_recv returned on every rank (combine does it)
-  Tensor topk_ids;  // [num_tokens, num_experts_per_tok] i32, physical slots; -1 = not routed
+  Tensor x;             // [num_tokens, hidden] f32; must stay until combine_recv, when every rank has fetched its rows
+  Tensor topk_ids;      // [num_tokens, num_experts_per_tok] i32, physical slots; -1 = not routed
   Tensor topk_weights;  // [num_tokens, num_experts_per_tok] f32
 };
 
 // Filled by dispatch_recv; memory belongs to the AllToAll and is valid until its next dispatch_send.
 struct ExpertRows {
-  Tensor x;                              // [capacity, hidden] f32; rows outside the groups are undefined
-  Tensor y;                              // [capacity, hidden] f32; the expert outputs go here, same rows
-  std::span<const int32_t> group_begin;  // [local slots]
-  std::span<const int32_t> group_rows;   // [local slots]
+  Tensor x;                              // [capacity_rows, hidden] f32; rows outside the groups are undefined
+  Tensor y;                              // [capacity_rows, hidden] f32; the expert outputs go here, same rows
+  std::span<const int32_t> group_begin;  // [slots that this rank owns], as ParallelLayout::slots
+  std::span<const int32_t> group_rows;   // [same]
 };
 
 class AllToAll {
@@ -66,8 +67,17 @@ class AllToAll {
   virtual absl::Status combine_send(Stream& stream) = 0;
   virtual absl::Status combine_recv(Stream& stream, const Tensor& y /* [num_tokens, hidden] f32, overwritten */) = 0;
 
-  // Bytes of buffers of one rank.
+  // The group fails with `why`: a rank that cannot go on tells the others, which would otherwise wait for the deadline.
+  virtual void abort(const absl::Status& why) = 0;
+  // What this rank has really allocated: always buffer_bytes(options).
+  virtual int64_t allocated_bytes() const = 0;
+
+  // Names the first illegal option and its range.
+  static absl::Status validate(const AllToAllOptions& options);
+  // Bytes of buffers of one rank; `options` are legal. Pages that no row ever touches cost no memory.
   static int64_t buffer_bytes(const AllToAllOptions& options);
+  // Rows of ExpertRows::x and y in this mode: enough for all tokens of all ranks going to this one.
+  static int64_t capacity_rows(const AllToAllOptions& options, A2aMode mode);
 };
 
 // One per rank of a group of threads. Error: options that differ from rank to rank cannot occur here; illegal ones are

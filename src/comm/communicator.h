@@ -30,16 +30,19 @@ class Communicator {
   // y [size() * m, n] = x [m, n] of every rank in rank order.
   virtual absl::Status all_gather_rows(const Tensor& x, const Tensor& y) = 0;
 
+  // The group fails with `why`: a rank that cannot go on tells the others, which would otherwise wait for the deadline.
+  virtual void abort(const absl::Status& why) = 0;
+
   // Test hook: this rank never arrives again (its next call returns an error); the others must time out naming it.
   virtual void stop_for_test() = 0;
 };
 
 struct ThreadGroupOptions {
   int64_t timeout_ms = 30'000;
-  int spin_us = 20;  // spin this long before sleeping
+  int spin_us = 20;  // spin this long before sleeping, in groups that have a CPU for every rank
 };
 
-// The members of one group of threads in this process, by rank. They may outlive each other.
+// The members of one group of threads in this process, by rank. They may outlive each other. 1 <= size <= kMaxRanks.
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size, const ThreadGroupOptions& options);
 
 }  // namespace moesaic

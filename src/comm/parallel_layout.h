@@ -18,6 +18,9 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
+// More ranks than this are refused.
+inline constexpr int kMaxRanks = 1024;
+
 struct ParallelLayout {
   int dp_size = 1;
   int tp_size = 1;

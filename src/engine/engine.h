@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "engine/executor.h"
+#include "engine/faulty_executor.h"
 #include "sched/request.h"
 #include "text/tokenizer.h"
 
@@ -32,14 +33,23 @@ struct RequestOutput {
   std::vector<TokenLogprob> logprobs;         // one per new token if asked for
   std::vector<TokenLogprob> prompt_logprobs;  // once, with the first output: entries for prompt tokens 1 .. n-1
   FinishReason finish_reason = FinishReason::kNone;
-  absl::Status error;  // set with kError
+  absl::Status error;          // set with kError
+  int32_t stop_token_id = -1;  // with kStop: the EOS or stop token that ended the text (the last of token_ids) ...
+  std::string stop_string;     // ... or the stop string
   int32_t num_prompt_tokens = 0;
   int32_t num_output_tokens = 0;  // so far
   int32_t num_cached_tokens = 0;
 };
 
-// Called on the engine thread; must not block. The last call has a finish_reason; none follows it.
+// Called on the engine thread; must not block, nor call drain(). The last call has a finish_reason; none follows it,
+// and the blocks of the request are free when it comes.
 using OutputSink = std::function<void(RequestOutput)>;
+
+// For tests; `serve` has hidden flags for them.
+struct TestHooks {
+  std::vector<int32_t> script;  // every request's output tokens; then the first EOS token
+  FaultOptions faults;
+};
 
 struct EngineOptions {
   int dp_size = 1;
@@ -50,7 +60,9 @@ struct EngineOptions {
   int kv_block_tokens = 64;
   int max_running_requests = 64;  // of each DP group
   int max_queued_requests = 5000;
-  int64_t max_tokens_per_step = 2048;  // of each DP group: the token budget
+  int64_t max_tokens_per_step = 2048;   // of each DP group: the token budget
+  int64_t max_logit_rows_per_step = 0;  // of each DP group: bounds prompt logprobs' memory; 0 = no bound
+  TestHooks hooks;
 };
 
 struct EngineStats {
@@ -58,6 +70,8 @@ struct EngineStats {
   int num_queued = 0;
   int kv_blocks_total = 0;
   int kv_blocks_free = 0;
+  int kv_blocks_used = 0;
+  int kv_blocks_cached = 0;  // hold reusable prefixes, nobody's now
   int64_t prompt_tokens_total = 0;
   int64_t output_tokens_total = 0;
   int64_t requests_finished_total = 0;
@@ -71,7 +85,8 @@ class Engine {
          const Tokenizer* tokenizer /* may be null: no text, no stop strings */, const Clock& clock);
   ~Engine();  // stops; open requests end with kAbort
 
-  // Checks the request (ids in range, context, pool size) and queues it. Errors: INVALID_ARGUMENT with both numbers,
+  // Checks the request (ids in range, context, pool size) and queues it. prompt + max_tokens above the context is
+  // refused, never clamped. Errors: INVALID_ARGUMENT with both numbers, ALREADY_EXISTS for an id that is open,
   // RESOURCE_EXHAUSTED when the queue is full, UNAVAILABLE when draining or dead. On error the sink is never called.
   absl::Status submit(Request request, OutputSink sink);
   // Ends a request with kAbort; unknown and finished ids are ignored; its blocks return within a step.
@@ -79,6 +94,8 @@ class Engine {
   // No new requests; returns when all have ended, or aborts what is left after timeout_ms.
   void drain(int64_t timeout_ms);
   EngineStats stats() const;
+  // With no open request: free + cached = total and nothing runs or waits. For tests and debugging.
+  absl::Status check_at_rest() const;
   bool healthy() const;  // false after a fatal executor error
   const EngineOptions& options() const;
 

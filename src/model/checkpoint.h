@@ -22,9 +22,9 @@ struct TensorInfo {
   int64_t end = 0;
 };
 
-// The header of a safetensors file: name -> info. `file_bytes` is the whole file's size. Errors: truncated, header
-// longer than the file or than 100 MB, bad JSON, unknown dtype, offsets that are negative, reversed, overlap, leave the
-// file or disagree with shape x dtype.
+// The JSON header of a safetensors file: name -> info. `data_bytes` is the size of the data section. Errors: bad JSON,
+// repeated tensors or fields, unknown dtype, offsets that are negative, reversed, overlap, leave the data or disagree
+// with shape x dtype.
 absl::StatusOr<std::map<std::string, TensorInfo>> parse_safetensors_header(std::string_view header_json,
                                                                            int64_t data_bytes);
 

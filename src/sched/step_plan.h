@@ -1,5 +1,5 @@
 // StepPlan: what one step does, as a value: the Scheduler makes it, an Executor runs it, tests print it. One GroupPlan
-// a DP group; a group without chunks is idle but takes part.
+// a DP group; a group without chunks is idle but takes part. A request has at most one chunk in a step.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,26 @@ namespace moesaic {
 
 struct PlannedChunk {
   RequestId request_id = 0;
-  std::vector<int32_t> token_ids;  // the new tokens
+  std::vector<int32_t> token_ids;  // the new tokens; at least one
   int32_t kv_begin = 0;            // rows already cached
+  int32_t num_total = 0;           // tokens of the sequence so far, prompt and output
+  // Prompt tokens. A chunk with is_prefill unset and several tokens replays output after a preemption: it takes the
+  // path by which those tokens were first computed. No chunk crosses the border.
   bool is_prefill = false;
   bool samples = false;              // the last token's logits are needed
   bool all_logits = false;           // prompt logprobs: logits of every token of the chunk
-  std::vector<int32_t> block_table;  // covers kv_begin + token_ids.size()
+  std::vector<int32_t> block_table;  // covers at least kv_begin + token_ids.size() rows
+
+  int32_t num_tokens() const { return static_cast<int32_t>(token_ids.size()); }
+  int32_t kv_end() const { return kv_begin + num_tokens(); }
+  int32_t num_logit_rows() const { return all_logits ? num_tokens() : (samples ? 1 : 0); }
 };
 
 struct GroupPlan {
-  std::vector<PlannedChunk> chunks;  // decode chunks first
-  int32_t num_prefill_tokens = 0;
+  std::vector<PlannedChunk> chunks;  // decode chunks (one token each) first
+  int32_t num_prefill_tokens = 0;    // prefill and replay
   int32_t num_decode_tokens = 0;
+  std::vector<RequestId> preempted;  // lost their blocks while this step was planned
 };
 
 struct StepPlan {
@@ -35,7 +43,7 @@ struct StepPlan {
     }
     return true;
   }
-  // One line a chunk, for scenario tests: "step 3 dp0: decode r1@5, prefill r2[0,16) of 40".
+  // One line a group, for scenario tests: "step 3 dp0: decode r1@5, prefill r2[0,16) of 40, preempt r9".
   std::string to_string() const;
 };
 

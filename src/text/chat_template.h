@@ -25,6 +25,8 @@ class ChatTemplate {
   // apply_chat_template; bos_token and eos_token are added from the file. Errors: what the template raises, a type
   // error with its place.
   absl::StatusOr<std::string> render(const nlohmann::ordered_json& variables) const;
+  // The template's text, e.g. for OutputParser::detect_tool_format.
+  const std::string& source() const;
   // The rendered text ends inside an open reasoning block (the prompt itself opened <think>).
   static bool opens_reasoning(std::string_view rendered);
 

@@ -2,6 +2,10 @@
 // in the text, across tokens; text that may still become a tag is held back. One per choice; not thread-safe. Formats
 // (chosen by `detect` from the template, or by flag): V3/R1 (```json blocks between the tool-call tokens) and V3.1
 // (name, separator, arguments). Reasoning: <think> ... </think>, possibly opened by the prompt.
+// Special tokens must arrive as text. Reasoning and content keep their white space; space between and behind calls is
+// dropped. What looks like a call but has no name is content, tag included; a call cut off before its name is complete
+// leaves nothing, one cut off in its arguments keeps what came and counts as complete only if that is whole JSON.
+// The joined deltas do not depend on how the text was cut into pieces.
 #pragma once
 
 #include <memory>
@@ -43,7 +47,7 @@ class OutputParser {
   std::vector<OutputDelta> feed(std::string_view text);
   // At the end of the stream: releases what was held back.
   std::vector<OutputDelta> finish();
-  int num_tool_calls() const;  // complete ones
+  int num_tool_calls() const;  // complete ones; after finish() this decides finish_reason tool_calls
   // From the text of a chat template.
   static ToolFormat detect_tool_format(std::string_view chat_template);
 

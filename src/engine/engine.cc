@@ -1,0 +1,302 @@
+#include "engine/engine.h"
+
+#include <atomic>
+#include <unordered_map>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "engine/inbox.h"
+#include "engine/open_request.h"
+#include "engine/request_check.h"
+#include "engine/sampler.h"
+#include "sched/scheduler.h"
+
+namespace moesaic {
+namespace {
+
+SchedulerOptions scheduler_options(const EngineOptions& options) {
+  return {.dp_size = options.dp_size,
+          .num_kv_blocks = options.num_kv_blocks,
+          .kv_block_tokens = options.kv_block_tokens,
+          .max_running_requests = options.max_running_requests,
+          .max_tokens_per_step = options.max_tokens_per_step,
+          .max_logit_rows_per_step = options.max_logit_rows_per_step};
+}
+
+// Written by the engine thread once a step, read by anyone.
+struct SharedStats {
+  std::atomic<int> num_running{0};
+  std::atomic<int> num_queued{0};
+  std::atomic<int> kv_blocks_free{0};
+  std::atomic<int64_t> prompt_tokens{0};
+  std::atomic<int64_t> output_tokens{0};
+  std::atomic<int64_t> requests_finished{0};
+  std::atomic<int64_t> preemptions{0};
+  std::atomic<int64_t> steps{0};
+};
+
+}  // namespace
+
+struct Engine::Impl {
+  Impl(EngineOptions options_in, std::unique_ptr<Executor> executor_in, const Tokenizer* tokenizer_in,
+       const Clock& clock_in)
+      : options(std::move(options_in)),
+        executor(std::move(executor_in)),
+        tokenizer(tokenizer_in),
+        clock(clock_in),
+        inbox(options.max_queued_requests),
+        scheduler(scheduler_options(options)),
+        sampler(options.eos_token_ids, options.hooks.script) {
+    if (options.hooks.faults.any()) {
+      executor = std::make_unique<FaultyExecutor>(std::move(executor), options.hooks.faults);
+    }
+    publish();
+    thread = Thread("engine", [this] { run(); });
+  }
+
+  // Engine thread.
+  void run();
+  void start(Inbox::Submission submission);
+  void end(RequestId id, FinishReason reason, const absl::Status& error);
+  void end_all(FinishReason reason, const absl::Status& error);
+  absl::Status step();
+  void take_group(const GroupPlan& plan, std::span<float> logits);
+  void take_chunk(const PlannedChunk& chunk, std::span<float> rows);
+  void collect_prompt_logprobs(const PlannedChunk& chunk, std::span<float> rows, const Request& request,
+                               OpenRequest* open_request);
+  void deliver();
+  void die(const absl::Status& error);
+  void publish();
+
+  const EngineOptions options;
+  std::unique_ptr<Executor> executor;
+  const Tokenizer* const tokenizer;
+  const Clock& clock;
+  Inbox inbox;
+  SharedStats shared;
+  std::atomic<bool> healthy{true};
+
+  // The engine thread's own.
+  Scheduler scheduler;
+  Sampler sampler;
+  std::unordered_map<RequestId, OpenRequest> open_requests;
+  std::vector<OpenRequest*> to_deliver;
+  std::vector<SampledToken> sampled;
+  Inbox::Batch batch;
+  StepLogits logits;
+  int64_t num_output_tokens = 0;
+  int64_t num_prompt_tokens = 0;
+  int64_t num_finished = 0;
+
+  Thread thread;
+};
+
+void Engine::Impl::run() {
+  absl::Status status;
+  while (status.ok()) {
+    inbox.take(/*wait=*/!scheduler.has_work(), &batch);
+    for (Inbox::Submission& submission : batch.submissions) start(std::move(submission));
+    if (batch.stop) break;
+    for (const RequestId id : batch.aborts) end(id, FinishReason::kAbort, absl::OkStatus());
+    deliver();
+    if (scheduler.has_work()) status = step();
+  }
+  if (!status.ok()) return die(status);
+  end_all(FinishReason::kAbort, absl::OkStatus());
+}
+
+void Engine::Impl::start(Inbox::Submission submission) {
+  const RequestId id = submission.request.id;
+  open_requests.try_emplace(id, submission.request, std::move(submission.sink), tokenizer, options.eos_token_ids);
+  scheduler.add(std::move(submission.request));
+}
+
+void Engine::Impl::end(RequestId id, FinishReason reason, const absl::Status& error) {
+  const auto found = open_requests.find(id);
+  if (found == open_requests.end()) return;
+  scheduler.finish(id);
+  found->second.finish(reason, error);
+  to_deliver.push_back(&found->second);
+}
+
+void Engine::Impl::end_all(FinishReason reason, const absl::Status& error) {
+  for (auto& [id, open_request] : open_requests) end(id, reason, error);
+  deliver();
+}
+
+absl::Status Engine::Impl::step() {
+  const StepPlan& plan = scheduler.plan(clock.now_ns());
+  for (const FailedRequest& failed : scheduler.failures()) end(failed.request_id, FinishReason::kError, failed.error);
+  if (!plan.empty()) {
+    const absl::Status status = executor->execute(plan, &logits);
+    if (!status.ok()) {
+      scheduler.cancel_step();
+      return annotate(status, str_cat("step ", plan.step_id, " failed"));
+    }
+    MOESAIC_CHECK_EQ(logits.groups.size(), plan.groups.size());
+    MOESAIC_CHECK_EQ(logits.vocab_size, options.vocab_size);
+    sampled.clear();
+    for (size_t group = 0; group < plan.groups.size(); ++group) take_group(plan.groups[group], logits.groups[group]);
+    scheduler.apply(sampled);
+  }
+  deliver();
+  return absl::OkStatus();
+}
+
+void Engine::Impl::take_group(const GroupPlan& plan, std::span<float> logits) {
+  size_t begin = 0;
+  for (const PlannedChunk& chunk : plan.chunks) {
+    const size_t count = static_cast<size_t>(chunk.num_logit_rows()) * options.vocab_size;
+    MOESAIC_CHECK_LE(begin + count, logits.size());
+    take_chunk(chunk, logits.subspan(begin, count));
+    begin += count;
+  }
+}
+
+void Engine::Impl::take_chunk(const PlannedChunk& chunk, std::span<float> rows) {
+  const Sequence& sequence = *scheduler.find(chunk.request_id);
+  const Request& request = sequence.request;
+  OpenRequest& open_request = open_requests.at(chunk.request_id);
+  if (chunk.all_logits) collect_prompt_logprobs(chunk, rows, request, &open_request);
+  if (chunk.kv_end() < chunk.num_total) return;
+  to_deliver.push_back(&open_request);
+  if (!chunk.samples) {
+    open_request.finish(FinishReason::kLength);
+    sampled.push_back({.request_id = request.id, .finished = true});
+    return;
+  }
+  const std::span<float> row = rows.last(options.vocab_size);
+  const int32_t id = sampler.sample(request, sequence.output_ids, row);
+  if (id < 0) {
+    open_request.finish(FinishReason::kError, absl::InternalError("the model's logits are not numbers (all NaN)"));
+    sampled.push_back({.request_id = request.id, .finished = true});
+    return;
+  }
+  if (request.num_logprobs >= 0) fill_logprob(row, id, request.num_logprobs, open_request.new_logprob());
+  const FinishReason reason = open_request.add_token(request, id);
+  ++num_output_tokens;
+  sampled.push_back({request.id, id, reason != FinishReason::kNone});
+}
+
+// Row i of the chunk says what follows position kv_begin + i. The last prompt position is followed by the output.
+void Engine::Impl::collect_prompt_logprobs(const PlannedChunk& chunk, std::span<float> rows, const Request& request,
+                                           OpenRequest* open_request) {
+  const auto num_prompt = static_cast<int32_t>(request.prompt_ids.size());
+  for (int32_t i = 0; i < chunk.num_tokens(); ++i) {
+    const int32_t next = chunk.kv_begin + i + 1;
+    if (next >= num_prompt) return;
+    MOESAIC_CHECK_EQ(next, open_request->num_prompt_logprobs() + 1);
+    fill_logprob(rows.subspan(i * options.vocab_size, options.vocab_size), request.prompt_ids[next],
+                 request.num_logprobs, open_request->new_prompt_logprob());
+  }
+}
+
+// Reports to the sinks, after the scheduler's state and the figures are those that the sinks may look at.
+void Engine::Impl::deliver() {
+  for (const OpenRequest* open_request : to_deliver) {
+    if (!open_request->finished()) continue;
+    ++num_finished;
+    num_prompt_tokens += open_request->num_prompt_tokens();
+  }
+  publish();
+  for (OpenRequest* open_request : to_deliver) {
+    const RequestId id = open_request->id();
+    const bool finished = open_request->finished();
+    open_request->deliver();
+    if (!finished) continue;
+    open_requests.erase(id);
+    inbox.ended(id);
+  }
+  to_deliver.clear();
+}
+
+void Engine::Impl::die(const absl::Status& error) {
+  log_error(str_cat("the engine stops: ", error.message()));
+  healthy.store(false);
+  inbox.close(absl::UnavailableError(str_cat("the engine has stopped: ", error.message())));
+  inbox.take(/*wait=*/false, &batch);
+  for (Inbox::Submission& submission : batch.submissions) start(std::move(submission));
+  end_all(FinishReason::kError, error);
+}
+
+void Engine::Impl::publish() {
+  int num_free = 0;
+  for (int group = 0; group < options.dp_size; ++group) num_free += scheduler.pool(group).num_free();
+  const int num_running = scheduler.num_running();
+  shared.num_running.store(num_running);
+  shared.num_queued.store(scheduler.num_waiting());
+  shared.kv_blocks_free.store(num_free);
+  shared.prompt_tokens.store(num_prompt_tokens);
+  shared.output_tokens.store(num_output_tokens);
+  shared.requests_finished.store(num_finished);
+  shared.preemptions.store(scheduler.num_preemptions());
+  shared.steps.store(scheduler.num_steps());
+  inbox.set_num_running(num_running);
+}
+
+Engine::Engine(EngineOptions options, std::unique_ptr<Executor> executor, const Tokenizer* tokenizer,
+               const Clock& clock)
+    : impl_(std::make_unique<Impl>(std::move(options), std::move(executor), tokenizer, clock)) {}
+
+Engine::~Engine() {
+  impl_->inbox.close(absl::UnavailableError("the engine is stopping"));
+  impl_->inbox.stop();
+  impl_->thread.join();
+}
+
+absl::Status Engine::submit(Request request, OutputSink sink) {
+  MOESAIC_RETURN_IF_ERROR(check_request(request, impl_->options, impl_->tokenizer != nullptr));
+  return impl_->inbox.submit(std::move(request), std::move(sink));
+}
+
+void Engine::abort(RequestId id) {
+  impl_->inbox.abort(id);
+}
+
+void Engine::drain(int64_t timeout_ms) {
+  impl_->inbox.close(absl::UnavailableError("the engine is draining and takes no new requests"));
+  if (impl_->inbox.wait_until_empty(timeout_ms)) return;
+  impl_->inbox.abort_all();
+  constexpr int64_t kAbortTimeoutMs = 60'000;  // above any deadline inside a step
+  if (!impl_->inbox.wait_until_empty(kAbortTimeoutMs)) log_warn("a step did not end while the engine was draining");
+}
+
+EngineStats Engine::stats() const {
+  const SharedStats& shared = impl_->shared;
+  EngineStats stats;
+  stats.num_running = shared.num_running.load();
+  stats.num_queued = shared.num_queued.load();
+  stats.kv_blocks_total = impl_->options.num_kv_blocks * impl_->options.dp_size;
+  stats.kv_blocks_free = shared.kv_blocks_free.load();
+  stats.kv_blocks_used = stats.kv_blocks_total - stats.kv_blocks_free - stats.kv_blocks_cached;
+  stats.prompt_tokens_total = shared.prompt_tokens.load();
+  stats.output_tokens_total = shared.output_tokens.load();
+  stats.requests_finished_total = shared.requests_finished.load();
+  stats.preemptions_total = shared.preemptions.load();
+  stats.steps_total = shared.steps.load();
+  return stats;
+}
+
+absl::Status Engine::check_at_rest() const {
+  const int num_open = impl_->inbox.num_open();
+  const EngineStats now = stats();
+  if (num_open == 0 && now.num_running == 0 && now.num_queued == 0 &&
+      now.kv_blocks_free + now.kv_blocks_cached == now.kv_blocks_total) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(str_cat("not at rest: ", num_open, " open requests, ", now.num_running, " running, ",
+                                     now.num_queued, " queued; KV blocks: ", now.kv_blocks_free, " free + ",
+                                     now.kv_blocks_cached, " cached of ", now.kv_blocks_total));
+}
+
+bool Engine::healthy() const {
+  return impl_->healthy.load();
+}
+
+const EngineOptions& Engine::options() const {
+  return impl_->options;
+}
+
+}  // namespace moesaic

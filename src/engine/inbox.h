@@ -1,0 +1,62 @@
+// Inbox: where callers and the engine thread meet. Knows which request ids are open, from submit() until the engine has
+// called the last sink, and bounds how many wait. Thread-safe; the lock is never held while a sink runs.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/engine.h"
+
+namespace moesaic {
+
+class Inbox {
+ public:
+  struct Submission {
+    Request request;
+    OutputSink sink;
+  };
+  // What has come since the last take(), in an order that lets every abort find its request.
+  struct Batch {
+    std::vector<Submission> submissions;
+    std::vector<RequestId> aborts;
+    bool stop = false;
+  };
+
+  explicit Inbox(int max_queued) : max_queued_(max_queued) {}
+
+  // Callers.
+  absl::Status submit(Request request, OutputSink sink);
+  void abort(RequestId id);
+  void abort_all();
+  // Later submissions get `reason`; the first reason stays.
+  void close(const absl::Status& reason);
+  void stop();
+  // True when no request is open.
+  bool wait_until_empty(int64_t timeout_ms);
+  int num_open() const;
+
+  // Engine thread. With `wait`, returns when there is something; sleeps until then.
+  void take(bool wait, Batch* batch);
+  void ended(RequestId id);
+  void set_num_running(int num_running);
+
+ private:
+  const int max_queued_;
+  mutable std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::condition_variable emptied_;
+  std::deque<Submission> submissions_;
+  std::vector<RequestId> aborts_;
+  std::unordered_map<RequestId, bool> open_;  // id -> an abort was asked for
+  int num_running_ = 0;
+  bool stop_ = false;
+  absl::Status closed_;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,79 @@
+#include "engine/open_request.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace moesaic {
+namespace {
+
+bool contains(std::span<const int32_t> ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+}  // namespace
+
+OpenRequest::OpenRequest(const Request& request, OutputSink sink, const Tokenizer* tokenizer,
+                         std::span<const int32_t> eos_token_ids)
+    : sink_(std::move(sink)),
+      matcher_(request.stop),
+      eos_token_ids_(eos_token_ids),
+      include_stop_(request.include_stop_in_output) {
+  if (tokenizer != nullptr) detokenizer_.emplace(*tokenizer, request.skip_special_tokens);
+  output_.id = request.id;
+  output_.num_prompt_tokens = static_cast<int32_t>(request.prompt_ids.size());
+}
+
+FinishReason OpenRequest::add_token(const Request& request, int32_t id) {
+  output_.token_ids.push_back(id);
+  ++output_.num_output_tokens;
+  const bool is_eos = contains(eos_token_ids_, id);
+  const bool is_stop = contains(request.stop_token_ids, id);
+  if (is_stop || (is_eos && !request.ignore_eos)) {
+    if (!is_eos && include_stop_ && detokenizer_) add_text(request, detokenizer_->add(id));
+    output_.stop_token_id = id;
+    finish(FinishReason::kStop);
+    return FinishReason::kStop;
+  }
+  // EOS has no text even where it is ignored; a broken character before it ends there.
+  if (detokenizer_) add_text(request, is_eos ? detokenizer_->flush() : detokenizer_->add(id));
+  if (matcher_.matched()) {
+    finish(FinishReason::kStop);
+  } else if (output_.num_output_tokens >= request.max_tokens) {
+    finish(FinishReason::kLength);
+  }
+  return output_.finish_reason;
+}
+
+void OpenRequest::add_text(const Request& request, std::string_view text) {
+  // Stop strings count from min_tokens on; text before can no longer be part of one.
+  if (output_.num_output_tokens < request.sampling.min_tokens) {
+    output_.text += text;
+    return;
+  }
+  matcher_.push(text, &output_.text);
+}
+
+void OpenRequest::finish(FinishReason reason, absl::Status error) {
+  if (detokenizer_) matcher_.push(detokenizer_->flush(), &output_.text);
+  matcher_.flush(&output_.text);
+  output_.finish_reason = reason;
+  output_.error = std::move(error);
+  if (!matcher_.matched() || reason == FinishReason::kAbort || reason == FinishReason::kError) return;
+  output_.finish_reason = FinishReason::kStop;
+  output_.stop_token_id = -1;
+  output_.stop_string = matcher_.match();
+  if (include_stop_) output_.text += matcher_.match();
+}
+
+void OpenRequest::deliver() {
+  RequestOutput next;
+  next.id = output_.id;
+  next.num_prompt_tokens = output_.num_prompt_tokens;
+  next.num_output_tokens = output_.num_output_tokens;
+  next.num_cached_tokens = output_.num_cached_tokens;
+  next.finish_reason = output_.finish_reason;  // stays set after the last output
+  std::swap(output_, next);
+  sink_(std::move(next));
+}
+
+}  // namespace moesaic

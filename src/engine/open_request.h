@@ -1,0 +1,48 @@
+// OpenRequest: the output side of a request that is being served: turns tokens into text, finds what ends it, collects
+// what its sink gets next. Owned by the engine thread. The input side is the scheduler's Sequence.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "engine/engine.h"
+#include "engine/stop_matcher.h"
+#include "text/detokenizer.h"
+
+namespace moesaic {
+
+class OpenRequest {
+ public:
+  // `tokenizer` may be null; what is given by pointer or span outlives the object.
+  OpenRequest(const Request& request, OutputSink sink, const Tokenizer* tokenizer,
+              std::span<const int32_t> eos_token_ids);
+
+  // The next output token, with `request` as given to the constructor. Not kNone if it is the last one.
+  FinishReason add_token(const Request& request, int32_t id);
+  // Ends the request: releases held text. Idempotent in effect; called once.
+  void finish(FinishReason reason, absl::Status error = absl::OkStatus());
+  // Room for the logprob of the token just added, or of the next prompt position.
+  TokenLogprob* new_logprob() { return &output_.logprobs.emplace_back(); }
+  TokenLogprob* new_prompt_logprob() { return &output_.prompt_logprobs.emplace_back(); }
+  // Prompt positions 1 .. this have their logprobs (held until the first output).
+  int32_t num_prompt_logprobs() const { return static_cast<int32_t>(output_.prompt_logprobs.size()); }
+
+  // Hands what has gathered to the sink.
+  void deliver();
+  RequestId id() const { return output_.id; }
+  int32_t num_prompt_tokens() const { return output_.num_prompt_tokens; }
+  bool finished() const { return output_.finish_reason != FinishReason::kNone; }
+
+ private:
+  void add_text(const Request& request, std::string_view text);
+
+  RequestOutput output_;
+  OutputSink sink_;
+  std::optional<Detokenizer> detokenizer_;
+  StopMatcher matcher_;
+  std::span<const int32_t> eos_token_ids_;
+  bool include_stop_ = false;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,197 @@
+// Absorbed MLA attention on the paged latent cache. The keys of a sequence are cut at multiples of kDecodeKeys; each
+// chunk gives a partial softmax of its own, and the partials are merged in order of position. So the bits depend on
+// the sequence alone, while any thread can take any chunk: a long sequence is spread over all threads.
+#include <algorithm>
+#include <atomic>
+#include <limits>
+
+#include "kernels/cpu/mla_cache.h"
+#include "kernels/cpu/vector_ops.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int64_t kMaxQueries = 8;   // of one span
+constexpr int64_t kWaveSlots = 64;   // partials of one token that are computed before they are merged
+constexpr int64_t kMaxWidth = 1024;  // a worker widens a bf16 chunk on its stack
+
+int64_t num_chunks(const AttentionSpan& span) {
+  return (span.kv_len + kDecodeKeys - 1) / kDecodeKeys;
+}
+
+// Keys of chunk `chunk` that query `t` of the span sees; 0 or less if none.
+int64_t chunk_keys(const AttentionSpan& span, int64_t t, int64_t chunk) {
+  return std::min(span.kv_len - span.q_len + t + 1 - chunk * kDecodeKeys, kDecodeKeys);
+}
+
+class Decoder {
+ public:
+  Decoder(Stream& stream, const MlaDecodeArgs& args)
+      : stream_(stream),
+        args_(args),
+        ops_(vector_ops()),
+        num_heads_(args.q.dim(1)),
+        width_(latent_width(args.cache)),
+        lora_(args.cache.kv_lora_rank),
+        acc_(args.arena->alloc(DType::kF32, {kWaveSlots, num_heads_, lora_})),
+        state_(args.arena->alloc(DType::kF32, {2, kWaveSlots, num_heads_})),
+        total_(args.arena->alloc(DType::kF32, {2, args.q.dim(0), num_heads_})) {}
+
+  void run() {
+    if (many_even_sequences()) return run_by_sequence();
+    for (const AttentionSpan& span : args_.spans) start(span);
+    for (const AttentionSpan& span : args_.spans) {
+      for (int64_t chunk = 0; span.q_len > 0 && chunk < num_chunks(span); ++chunk) {
+        if (num_slots_ + span.q_len > kWaveSlots) flush();
+        items_[num_items_++] = {&span, chunk, num_slots_};
+        num_slots_ += span.q_len;
+      }
+    }
+    flush();
+    for (const AttentionSpan& span : args_.spans) finish(span);
+  }
+
+ private:
+  struct Item {
+    const AttentionSpan* span;
+    int64_t chunk;
+    int64_t slot;  // of its first query
+  };
+
+  // Whole sequences for each worker: one region and no partials that leave its cache. The longest must not keep the
+  // others waiting, and every worker needs slots of its own.
+  bool many_even_sequences() const {
+    const int64_t num_threads = stream_.pool().num_threads();
+    int64_t longest = 0, total = 0, slots = 1;
+    for (const AttentionSpan& span : args_.spans) {
+      longest = std::max(longest, num_chunks(span) * span.q_len);
+      total += num_chunks(span) * span.q_len;
+      slots = std::max<int64_t>(slots, span.q_len);
+    }
+    return num_threads * slots <= kWaveSlots && 4 * num_threads * longest <= total;
+  }
+
+  void run_by_sequence() {
+    std::atomic<size_t> next{0};
+    stream_.pool().run([&](int worker) {
+      const int64_t slot = worker * (kWaveSlots / stream_.pool().num_threads());
+      for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < args_.spans.size();) {
+        const AttentionSpan& span = args_.spans[i];
+        start(span);
+        for (int64_t chunk = 0; span.q_len > 0 && chunk < num_chunks(span); ++chunk) {
+          const Item item{&span, chunk, slot};
+          compute(item);
+          merge(item, 0, num_heads_);
+        }
+        finish(span);
+      }
+    });
+  }
+
+  float* total_max(int64_t token) const { return total_.row<float>(0) + token * num_heads_; }
+  float* total_sum(int64_t token) const { return total_.row<float>(1) + token * num_heads_; }
+
+  void start(const AttentionSpan& span) const {
+    const Tensor out = args_.out.rows(span.q_begin, span.q_begin + span.q_len);
+    std::fill_n(out.f32(), out.num_elements(), 0.0f);
+    std::fill_n(total_max(span.q_begin), span.q_len * num_heads_, -std::numeric_limits<float>::infinity());
+    std::fill_n(total_sum(span.q_begin), span.q_len * num_heads_, 0.0f);
+  }
+
+  // A query that saw no key keeps its zeros.
+  void finish(const AttentionSpan& span) const {
+    for (int64_t i = 0; i < span.q_len * num_heads_; ++i) {
+      const float sum = total_sum(span.q_begin)[i];
+      if (sum != 0.0f) ops_.scale(args_.out.row<float>(span.q_begin) + i * lora_, 1.0f / sum, lora_);
+    }
+  }
+
+  // Computes the partials of the wave, then merges them.
+  void flush() {
+    stream_.pool().parallel_each(num_items_, [this](int64_t i) { compute(items_[i]); });
+    // Items of one sequence lie together; head by head, each is merged in order.
+    if (num_items_ > 0)
+      stream_.pool().parallel_for(num_heads_, 1, [this](int64_t begin, int64_t end) {
+        for (int64_t i = 0; i < num_items_; ++i) merge(items_[i], begin, end);
+      });
+    num_items_ = num_slots_ = 0;
+  }
+
+  void compute(const Item& item) const {
+    const AttentionSpan& span = *item.span;
+    const float* keys[kDecodeKeys];
+    alignas(64) float wide[kDecodeKeys * kMaxWidth];  // touched for bf16 only
+    const int64_t first = item.chunk * kDecodeKeys;
+    const int64_t num_keys = std::min<int64_t>(kDecodeKeys, span.kv_len - first);
+    for (int64_t k = 0; k < num_keys; ++k) {
+      const int64_t row = cache_row(args_.cache, span.block_table, first + k);
+      keys[k] = args_.cache.rows.row<float>(row);
+      if (args_.cache.rows.dtype() == DType::kF32) continue;
+      ops_.widen_bf16(args_.cache.rows.row<uint16_t>(row), width_, wide + k * width_);
+      keys[k] = wide + k * width_;
+    }
+    for (int64_t t = 0; t < span.q_len; ++t) {
+      const int64_t seen = chunk_keys(span, t, item.chunk), slot = item.slot + t;
+      for (int64_t h = 0; h < num_heads_ && seen > 0; h += kDecodeHeads) {
+        ops_.decode_chunk({.keys = keys,
+                           .num_keys = seen,
+                           .width = width_,
+                           .lora = lora_,
+                           .q = args_.q.row<float>(span.q_begin + t) + h * width_,
+                           .num_heads = std::min(kDecodeHeads, num_heads_ - h),
+                           .scale = args_.softmax_scale,
+                           .max = state_.row<float>(0) + slot * num_heads_ + h,
+                           .sum = state_.row<float>(1) + slot * num_heads_ + h,
+                           .acc = acc_.row<float>(slot) + h * lora_});
+      }
+    }
+  }
+
+  void merge(const Item& item, int64_t head_begin, int64_t head_end) const {
+    const AttentionSpan& span = *item.span;
+    for (int64_t t = 0; t < span.q_len; ++t) {
+      if (chunk_keys(span, t, item.chunk) <= 0) continue;
+      const int64_t slot = item.slot + t, token = span.q_begin + t;
+      for (int64_t h = head_begin; h < head_end; ++h) {
+        ops_.decode_merge(acc_.row<float>(slot) + h * lora_, state_.row<float>(0)[slot * num_heads_ + h],
+                          state_.row<float>(1)[slot * num_heads_ + h], lora_, args_.out.row<float>(token) + h * lora_,
+                          total_max(token) + h, total_sum(token) + h);
+      }
+    }
+  }
+
+  Stream& stream_;
+  const MlaDecodeArgs& args_;
+  const VectorOps& ops_;
+  const int64_t num_heads_, width_, lora_;
+  const Tensor acc_;    // [kWaveSlots, num_heads, lora]
+  const Tensor state_;  // [2, kWaveSlots, num_heads]: max, sum
+  const Tensor total_;  // [2, num_tokens, num_heads]: max, sum of what is merged into out
+  Item items_[kWaveSlots];
+  int64_t num_items_ = 0;
+  int64_t num_slots_ = 0;
+};
+
+}  // namespace
+
+int64_t mla_decode_arena_bytes(int64_t num_tokens, int64_t num_heads, int64_t /*max_kv_len*/,
+                               const LatentCache& cache) {
+  const int64_t floats = kWaveSlots * num_heads * (cache.kv_lora_rank + 2) + 2 * num_tokens * num_heads;
+  return floats * 4 + 3 * 64;
+}
+
+void mla_decode(Stream& stream, const MlaDecodeArgs& args) {
+  check_cache(args.cache);
+  check_spans(args.cache, args.spans, args.q.dim(0));
+  const int64_t num_heads = args.q.dim(1), width = latent_width(args.cache), lora = args.cache.kv_lora_rank;
+  MOESAIC_CHECK_EQ(args.q.dim(2), width);
+  MOESAIC_CHECK_EQ(args.out.shape(), (Shape{args.q.dim(0), num_heads, lora}));
+  MOESAIC_CHECK_LE(width, kMaxWidth);
+  MOESAIC_CHECK_GT(args.softmax_scale, 0.0f);
+  for (const AttentionSpan& span : args.spans) MOESAIC_CHECK_LE(span.q_len, kMaxQueries);
+  if (args.spans.empty()) return;
+  Arena::Scope scope(*args.arena);
+  Decoder(stream, args).run();
+}
+
+}  // namespace moesaic

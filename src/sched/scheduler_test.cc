@@ -1,0 +1,139 @@
+#include "sched/scheduler.h"
+
+#include "gtest/gtest.h"
+
+namespace moesaic {
+namespace {
+
+Request make_request(RequestId id, int prompt, int max_tokens) {
+  Request request;
+  request.id = id;
+  request.prompt_ids.assign(prompt, 1);
+  request.max_tokens = max_tokens;
+  return request;
+}
+
+SchedulerOptions small_options() {
+  return {.num_kv_blocks = 16, .kv_block_tokens = 4, .max_running_requests = 4, .max_tokens_per_step = 8};
+}
+
+// Runs one step; every request samples until its max_tokens.
+void step(Scheduler& scheduler) {
+  const StepPlan& plan = scheduler.plan(0);
+  if (plan.empty()) return;
+  std::vector<SampledToken> sampled;
+  for (const GroupPlan& group : plan.groups) {
+    for (const PlannedChunk& chunk : group.chunks) {
+      if (!chunk.samples) continue;
+      const Sequence* sequence = scheduler.find(chunk.request_id);
+      const auto count = static_cast<int32_t>(sequence->output_ids.size()) + 1;
+      sampled.push_back({chunk.request_id, 100 + count, count == sequence->request.max_tokens});
+    }
+  }
+  scheduler.apply(sampled);
+}
+
+void expect_empty(const Scheduler& scheduler) {
+  EXPECT_FALSE(scheduler.has_work());
+  EXPECT_EQ(scheduler.num_running(), 0);
+  EXPECT_EQ(scheduler.num_waiting(), 0);
+  EXPECT_TRUE(scheduler.pool(0).check_at_rest().ok()) << scheduler.pool(0).check_at_rest();
+}
+
+TEST(SchedulerTest, AbortTwiceInEveryState) {
+  // Steps until the state is reached: queued, between prompt chunks, decoding, finished.
+  for (const int num_steps : {0, 1, 3, 5, 10}) {
+    SCOPED_TRACE(testing::Message() << num_steps << " steps");
+    Scheduler scheduler(small_options());
+    scheduler.add(make_request(7, 20, 4));
+    for (int i = 0; i < num_steps; ++i) step(scheduler);
+    const bool was_open = scheduler.has_work();
+    EXPECT_EQ(was_open, num_steps < 10);
+    EXPECT_EQ(scheduler.finish(7), was_open);
+    EXPECT_FALSE(scheduler.finish(7));
+    EXPECT_TRUE(scheduler.plan(0).empty());
+    expect_empty(scheduler);
+  }
+}
+
+TEST(SchedulerTest, BlocksStayWhileTheStepWritesThem) {
+  Scheduler scheduler(small_options());
+  scheduler.add(make_request(7, 20, 4));
+  ASSERT_FALSE(scheduler.plan(0).empty());
+  EXPECT_TRUE(scheduler.finish(7));
+  EXPECT_FALSE(scheduler.finish(7));
+  EXPECT_EQ(scheduler.find(7), nullptr);
+  EXPECT_EQ(scheduler.pool(0).num_used(), 5);
+  scheduler.apply({});
+  expect_empty(scheduler);
+}
+
+TEST(SchedulerTest, CancelledStepComputesNothing) {
+  Scheduler scheduler(small_options());
+  scheduler.add(make_request(7, 6, 4));
+  scheduler.add(make_request(8, 2, 4));
+  const std::string before = scheduler.plan(0).to_string();
+  scheduler.finish(8);
+  scheduler.cancel_step();
+  EXPECT_EQ(scheduler.find(7)->num_computed, 0);
+  EXPECT_EQ(scheduler.plan(0).to_string(), "step 1 dp0: prefill r7[0,6) of 6\n") << "after " << before;
+  scheduler.finish(7);
+  scheduler.cancel_step();
+  expect_empty(scheduler);
+}
+
+TEST(SchedulerTest, AbortedWhilePreempted) {
+  SchedulerOptions options = small_options();
+  options.num_kv_blocks = 4;
+  options.max_tokens_per_step = 16;
+  Scheduler scheduler(options);
+  scheduler.add(make_request(1, 4, 8));
+  scheduler.add(make_request(2, 4, 8));
+  for (int i = 0; i < 20 && scheduler.num_preemptions() == 0; ++i) step(scheduler);
+  ASSERT_GT(scheduler.num_preemptions(), 0);
+  ASSERT_FALSE(scheduler.find(2)->running);
+  EXPECT_FALSE(scheduler.find(2)->output_ids.empty());
+  EXPECT_TRUE(scheduler.finish(2));
+  EXPECT_FALSE(scheduler.finish(2));
+  while (scheduler.has_work()) step(scheduler);
+  expect_empty(scheduler);
+}
+
+TEST(SchedulerTest, PreemptedOutputIsReplayedAndGoesOn) {
+  SchedulerOptions options = small_options();
+  options.num_kv_blocks = 4;
+  Scheduler scheduler(options);
+  scheduler.add(make_request(1, 4, 8));
+  scheduler.add(make_request(2, 4, 8));
+  std::vector<int32_t> outputs;
+  bool replayed = false;
+  for (int i = 0; i < 100 && scheduler.has_work(); ++i) {
+    const StepPlan& plan = scheduler.plan(0);
+    std::vector<SampledToken> sampled;
+    for (const PlannedChunk& chunk : plan.groups[0].chunks) {
+      if (chunk.request_id == 2 && !chunk.is_prefill && chunk.num_tokens() > 1) {
+        replayed = true;
+        EXPECT_EQ(chunk.kv_begin, 4);
+        for (int j = 0; j < chunk.num_tokens(); ++j) EXPECT_EQ(chunk.token_ids[j], outputs[j]);
+      }
+      if (!chunk.samples) continue;
+      const auto count = static_cast<int32_t>(scheduler.find(chunk.request_id)->output_ids.size()) + 1;
+      if (chunk.request_id == 2) outputs.push_back(100 + count);
+      sampled.push_back({chunk.request_id, 100 + count, count == 8});
+    }
+    scheduler.apply(sampled);
+  }
+  EXPECT_TRUE(replayed);
+  EXPECT_EQ(outputs, (std::vector<int32_t>{101, 102, 103, 104, 105, 106, 107, 108}));
+  expect_empty(scheduler);
+}
+
+TEST(SchedulerDeathTest, ForgottenResultIsABug) {
+  Scheduler scheduler(small_options());
+  scheduler.add(make_request(7, 4, 4));
+  ASSERT_FALSE(scheduler.plan(0).empty());
+  EXPECT_DEATH(scheduler.apply({}), "num_computed");
+}
+
+}  // namespace
+}  // namespace moesaic
