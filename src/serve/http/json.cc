@@ -1,0 +1,205 @@
+#include "serve/http/json.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace moesaic {
+namespace {
+
+// Appends to the object's underlying vector: a look-up for each key would make large objects quadratic.
+class JsonBuilder final : public nlohmann::json_sax<Json> {
+ public:
+  bool null() override { return add(Json(nullptr)) != nullptr; }
+  bool boolean(bool value) override { return add(Json(value)) != nullptr; }
+  bool number_integer(number_integer_t value) override { return add(Json(value)) != nullptr; }
+  bool number_unsigned(number_unsigned_t value) override { return add(Json(value)) != nullptr; }
+  bool number_float(number_float_t value, const string_t&) override {
+    if (!std::isfinite(value)) return fail("a number is out of range");
+    return add(Json(value)) != nullptr;
+  }
+  bool string(string_t& value) override { return add(Json(std::move(value))) != nullptr; }
+  bool binary(binary_t&) override { return fail("binary values are not JSON"); }
+  bool start_object(size_t) override { return open(Json::object()); }
+  bool start_array(size_t) override { return open(Json::array()); }
+  bool end_array() override {
+    open_.pop_back();
+    return true;
+  }
+  bool key(string_t& key) override {
+    key_ = std::move(key);
+    return true;
+  }
+  bool end_object() override {
+    const Json& object = *open_.back();
+    open_.pop_back();
+    std::vector<std::string_view> keys;
+    keys.reserve(object.size());
+    for (const auto& [key, value] : object.get_ref<const Json::object_t&>()) keys.push_back(key);
+    std::sort(keys.begin(), keys.end());
+    const auto twice = std::adjacent_find(keys.begin(), keys.end());
+    if (twice == keys.end()) return true;
+    return fail(str_cat("the key ", json_string(twice->substr(0, 64)), " appears twice in one object"));
+  }
+  bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
+    std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+    if (const size_t end = what.find("] "); end != what.npos) what.remove_prefix(end + 2);
+    return fail(str_cat("byte ", position, ": ", what.substr(0, 300)));
+  }
+
+  Json take() { return std::move(root_); }
+  const std::string& error() const { return error_; }
+
+ private:
+  bool fail(std::string message) {
+    if (error_.empty()) error_ = std::move(message);
+    return false;
+  }
+  Json* add(Json value) {
+    if (open_.empty()) {
+      root_ = std::move(value);
+      return &root_;
+    }
+    Json& parent = *open_.back();
+    if (parent.is_array()) {
+      auto& items = parent.get_ref<Json::array_t&>();
+      items.push_back(std::move(value));
+      return &items.back();
+    }
+    auto& members = parent.get_ref<Json::object_t&>();
+    members.emplace_back(std::move(key_), std::move(value));
+    return &members.back().second;
+  }
+  bool open(Json value) {
+    if (open_.size() >= kMaxJsonDepth) return fail(str_cat("nesting is deeper than ", kMaxJsonDepth, " levels"));
+    open_.push_back(add(std::move(value)));  // stays valid: a parent grows only when its last child is closed
+    return true;
+  }
+
+  Json root_;
+  std::vector<Json*> open_;
+  std::string key_;
+  std::string error_;
+};
+
+void append_python(std::string& out, const Json& value) {
+  if (value.is_object()) {
+    out += '{';
+    for (bool first = true; const auto& [key, member] : value.get_ref<const Json::object_t&>()) {
+      if (!std::exchange(first, false)) out += ", ";
+      append_json_string(out, key);
+      out += ": ";
+      append_python(out, member);
+    }
+    out += '}';
+  } else if (value.is_array()) {
+    out += '[';
+    for (bool first = true; const Json& item : value) {
+      if (!std::exchange(first, false)) out += ", ";
+      append_python(out, item);
+    }
+    out += ']';
+  } else if (value.is_string()) {
+    append_json_string(out, value.get_ref<const std::string&>());
+  } else {
+    out += value.dump();
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Json> parse_json(std::string_view text) {
+  JsonBuilder builder;
+  try {
+    if (Json::sax_parse(text.begin(), text.end(), &builder)) return builder.take();
+  } catch (const std::exception& error) {
+    return absl::InvalidArgumentError(str_cat("body is not valid JSON: ", error.what()));
+  }
+  return absl::InvalidArgumentError(str_cat("body is not valid JSON: ", builder.error()));
+}
+
+size_t utf8_sequence_length(std::string_view text) {
+  if (text.empty()) return 0;
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) return 1;
+  const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+  if (lead < 0xC2 || lead > 0xF4 || text.size() < length) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  }
+  if (lead == 0xE0 && byte(1) < 0xA0) return 0;  // overlong
+  if (lead == 0xED && byte(1) > 0x9F) return 0;  // surrogates
+  if (lead == 0xF0 && byte(1) < 0x90) return 0;  // overlong
+  if (lead == 0xF4 && byte(1) > 0x8F) return 0;  // beyond U+10FFFF
+  return length;
+}
+
+bool is_valid_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const size_t length = utf8_sequence_length(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
+size_t count_code_points(std::string_view text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+}
+
+void append_json_string(std::string& out, std::string_view text) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  out += '"';
+  for (size_t i = 0; i < text.size();) {
+    const unsigned char c = static_cast<unsigned char>(text[i]);
+    if (c >= 0x80) {
+      const size_t length = utf8_sequence_length(text.substr(i));
+      if (length == 0) {
+        out += "\xEF\xBF\xBD";
+        ++i;
+      } else {
+        out += text.substr(i, length);
+        i += length;
+      }
+      continue;
+    }
+    ++i;
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += static_cast<char>(c);
+    } else if (c >= 0x20 && c != 0x7F) {
+      out += static_cast<char>(c);
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\r') {
+      out += "\\r";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else {
+      out += "\\u00";
+      out += kHex[c >> 4];
+      out += kHex[c & 15];
+    }
+  }
+  out += '"';
+}
+
+std::string json_string(std::string_view text) {
+  std::string out;
+  append_json_string(out, text);
+  return out;
+}
+
+void append_json_number(std::string& out, float value) {
+  if (!std::isfinite(value)) value = -9999.0f;
+  out += str_cat(value);
+}
+
+std::string dump_like_python(const Json& value) {
+  std::string out;
+  append_python(out, value);
+  return out;
+}
+
+}  // namespace moesaic
