@@ -150,11 +150,11 @@ class Eval(WithFolder):
         self.check_ids("--dp", "2", "--tp", "2", "--chunked-prefill-size", "48")
 
     def test_ids_refused(self):
-        for ids, message in (([5, VOCAB], "4096"), ([1] * 4097, "4097"), ([-1], "-1")):
+        for ids, message in (([5, VOCAB], "4096"), ([-1], "-1")):
             write_ids(self.path("in.safetensors"), {"x": ids})
             done = moesaic("eval", "--model", MODEL, "--ids", self.path("in.safetensors"), "--out", self.path("out"))
             self.assertNotEqual(done.returncode, 0)
-            self.assertIn(message, done.stderr.replace("4,097", "4097"))
+            self.assertIn(message, done.stderr)
 
     def test_tasks(self):
         with open(os.path.join(GOLDEN, "tiny-deepseek-v3", "tasks.json"), encoding="utf-8") as file:
