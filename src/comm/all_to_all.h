@@ -46,7 +46,9 @@ struct AllToAllOptions {
 };
 
 struct DispatchArgs {
-  Tensor x;             // [num_tokens, hidden] f32; must stay until combine_recv, when every rank has fetched its rows
+  // [num_tokens, hidden] f32; must stay until combine_recv returns OK, when every rank has fetched its rows (after an
+  // error: until every rank has returned)
+  Tensor x;
   Tensor topk_ids;      // [num_tokens, num_experts_per_tok] i32, physical slots; -1 = not routed
   Tensor topk_weights;  // [num_tokens, num_experts_per_tok] f32
 };

@@ -14,6 +14,7 @@
 #include "comm/all_to_all_buffers.h"
 #include "comm/row_ops.h"
 #include "comm/thread_group.h"
+#include "kernels/cpu/quantize_rows.h"
 
 namespace moesaic {
 namespace {
@@ -192,8 +193,8 @@ void ThreadAllToAll::quantize(Stream& stream, const DispatchArgs& args) {
   const int64_t num_groups = (options_.hidden + kScaleGroup - 1) / kScaleGroup;
   const auto quantize_tokens = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      quantize_row(args.x.row<float>(t), options_.hidden, mine_.payload + t * options_.hidden,
-                   mine_.payload_scales + t * num_groups);
+      quantize_fp8_row(args.x.row<float>(t), options_.hidden, mine_.payload + t * options_.hidden,
+                       mine_.payload_scales + t * num_groups);
     }
   };
   stream.pool().parallel_for(args.x.dim(0), 16, quantize_tokens);
@@ -284,8 +285,8 @@ void ThreadAllToAll::fetch_from(int source, int64_t begin, int64_t end) {
     }
     first = row;
     if (options_.fp8) {
-      dequantize_row(theirs.payload + entry.token * hidden, theirs.payload_scales + entry.token * num_groups, hidden,
-                     row);
+      dequantize_fp8_row(theirs.payload + entry.token * hidden, theirs.payload_scales + entry.token * num_groups,
+                         hidden, row);
     } else {
       std::memcpy(row, sender.x + entry.token * sender.x_stride, hidden * sizeof(float));
     }
