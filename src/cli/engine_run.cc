@@ -1,0 +1,53 @@
+#include "cli/engine_run.h"
+
+#include <memory>
+
+namespace moesaic {
+namespace {
+
+constexpr size_t kQueueLimit = 1 << 20;  // outputs; one a token at most
+constexpr int64_t kPollMs = 100;
+
+}  // namespace
+
+absl::Status run_requests(Engine& engine, std::vector<Request> requests, const EngineRunOptions& options,
+                          const std::function<void(const RequestOutput&)>& on_output) {
+  // Shared with the sinks: an output may still come while an error returns from here.
+  const auto outputs = std::make_shared<BoundedQueue<RequestOutput>>(kQueueLimit);
+  size_t next = 0;
+  size_t num_ended = 0;
+  bool stopping = false;
+  const auto abort_all = [&] {
+    for (size_t i = 0; i < next; ++i) engine.abort(i + 1);
+  };
+  while (num_ended < requests.size()) {
+    while (!stopping && next < requests.size() && next - num_ended < static_cast<size_t>(options.max_open)) {
+      requests[next].id = next + 1;
+      const auto sink = [outputs](RequestOutput output) { (void)outputs->try_push(std::move(output)); };
+      if (absl::Status status = engine.submit(requests[next], sink); !status.ok()) {
+        abort_all();
+        return annotate(status, str_cat("request ", next + 1));
+      }
+      ++next;
+    }
+    if (!stopping && options.stop_wanted && options.stop_wanted()) {
+      stopping = true;
+      abort_all();
+    }
+    if (stopping && num_ended == next) return absl::OkStatus();
+    const std::optional<RequestOutput> output = outputs->pop_for(kPollMs);
+    if (!output) {
+      if (!engine.healthy()) return absl::InternalError("the engine is dead");
+      continue;
+    }
+    on_output(*output);
+    if (output->finish_reason != FinishReason::kNone) ++num_ended;
+    if (output->finish_reason == FinishReason::kError) {
+      abort_all();
+      return output->error;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moesaic

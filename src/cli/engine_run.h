@@ -1,0 +1,23 @@
+// Runs requests through an Engine from a command's thread: the outputs of all of them come back through one bounded
+// queue. One thread; the Engine outlives it.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "base/bounded_queue.h"
+#include "engine/engine.h"
+
+namespace moesaic {
+
+struct EngineRunOptions {
+  int max_open = 1;                   // requests in flight
+  std::function<bool()> stop_wanted;  // asked between outputs; may be empty. Open requests are then aborted.
+};
+
+// Request i gets id i + 1. `on_output` sees every output in the order in which the engine made them. Returns when all
+// have ended. Errors: one that submit() refuses, one that ends with kError, a dead engine.
+absl::Status run_requests(Engine& engine, std::vector<Request> requests, const EngineRunOptions& options,
+                          const std::function<void(const RequestOutput&)>& on_output);
+
+}  // namespace moesaic
