@@ -210,7 +210,8 @@ absl::Status read_quantization(JsonFields& fields, ModelConfig* config) {
   }
   const json* block = quant.find("weight_block_size");
   if (!block || *block != json::array({128, 128})) {
-    quant.fail(str_cat("field 'weight_block_size': expected [128, 128], found ", block ? block->dump() : "nothing"));
+    quant.fail(
+        str_cat("field 'weight_block_size': expected [128, 128], found ", block ? describe_json(*block) : "nothing"));
   }
   config->fp8_weights = true;
   return quant.status();
@@ -220,8 +221,10 @@ absl::Status read_quantization(JsonFields& fields, ModelConfig* config) {
 void read_eos(JsonFields& fields, int64_t vocab_size, std::vector<int32_t>* ids) {
   const json* value = fields.find("eos_token_id");
   if (!value) return;
-  const json list = value->is_array() ? *value : json::array({*value});
-  for (const json& item : list) {
+  // Not copied: copies of deeply nested values would exhaust the stack.
+  const size_t num_items = value->is_array() ? value->size() : 1;
+  for (size_t i = 0; i < num_items; ++i) {
+    const json& item = value->is_array() ? (*value)[i] : *value;
     const bool in_range = item.is_number_integer() &&
                           (item.is_number_unsigned() ? item.get<uint64_t>() < static_cast<uint64_t>(vocab_size)
                                                      : item.get<int64_t>() >= 0 && item.get<int64_t>() < vocab_size);

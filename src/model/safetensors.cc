@@ -160,6 +160,12 @@ absl::StatusOr<SafetensorsFile> parse_safetensors(std::string_view file) {
   result.data_begin = data_begin;
   MOESAIC_ASSIGN_OR_RETURN(result.tensors,
                            parse_safetensors_header(file.substr(kLengthBytes, header_bytes), file_bytes - data_begin));
+  for (const auto& [name, info] : result.tensors) {
+    if (info.begin == info.end || (data_begin + info.begin) % dtype_bytes(info.dtype) == 0) continue;
+    return bad(str_cat("tensor ", name.substr(0, 200), " starts at byte ", data_begin + info.begin,
+                       " of the file; expected a multiple of the ", dtype_bytes(info.dtype), " bytes of ",
+                       dtype_name(info.dtype), ". Write the file again with a current safetensors library"));
+  }
   return result;
 }
 

@@ -55,10 +55,8 @@ absl::StatusOr<Json> parse_tool_calls(const std::string& where, const Json& call
     std::string name;
     fields.text("name", &name);
     if (!fields.status().ok() || name.empty()) return invalid_param(place, "needs a function name");
-    std::string arguments = "{}";
-    if (const Json* given = fields.find("arguments")) {
-      arguments = given->is_string() ? given->get<std::string>() : dump_like_python(*given);
-    }
+    const Json* given = fields.find("arguments");
+    const Json arguments = given == nullptr ? Json("{}") : *given;  // an object reaches the template as it is
     std::string id;
     Fields(calls[i]).text("id", &id);
     out.push_back(Json{{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", arguments}}}});

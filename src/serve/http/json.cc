@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "text/utf8.h"
+
 namespace moesaic {
 namespace {
 
@@ -82,30 +84,6 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
   std::string error_;
 };
 
-void append_python(std::string& out, const Json& value) {
-  if (value.is_object()) {
-    out += '{';
-    for (bool first = true; const auto& [key, member] : value.get_ref<const Json::object_t&>()) {
-      if (!std::exchange(first, false)) out += ", ";
-      append_json_string(out, key);
-      out += ": ";
-      append_python(out, member);
-    }
-    out += '}';
-  } else if (value.is_array()) {
-    out += '[';
-    for (bool first = true; const Json& item : value) {
-      if (!std::exchange(first, false)) out += ", ";
-      append_python(out, item);
-    }
-    out += ']';
-  } else if (value.is_string()) {
-    append_json_string(out, value.get_ref<const std::string&>());
-  } else {
-    out += value.dump();
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<Json> parse_json(std::string_view text) {
@@ -118,32 +96,6 @@ absl::StatusOr<Json> parse_json(std::string_view text) {
   return absl::InvalidArgumentError(str_cat("body is not valid JSON: ", builder.error()));
 }
 
-size_t utf8_sequence_length(std::string_view text) {
-  if (text.empty()) return 0;
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte(0);
-  if (lead < 0x80) return 1;
-  const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-  if (lead < 0xC2 || lead > 0xF4 || text.size() < length) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-  }
-  if (lead == 0xE0 && byte(1) < 0xA0) return 0;  // overlong
-  if (lead == 0xED && byte(1) > 0x9F) return 0;  // surrogates
-  if (lead == 0xF0 && byte(1) < 0x90) return 0;  // overlong
-  if (lead == 0xF4 && byte(1) > 0x8F) return 0;  // beyond U+10FFFF
-  return length;
-}
-
-bool is_valid_utf8(std::string_view text) {
-  while (!text.empty()) {
-    const size_t length = utf8_sequence_length(text);
-    if (length == 0) return false;
-    text.remove_prefix(length);
-  }
-  return true;
-}
-
 size_t count_code_points(std::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
@@ -154,14 +106,9 @@ void append_json_string(std::string& out, std::string_view text) {
   for (size_t i = 0; i < text.size();) {
     const unsigned char c = static_cast<unsigned char>(text[i]);
     if (c >= 0x80) {
-      const size_t length = utf8_sequence_length(text.substr(i));
-      if (length == 0) {
-        out += "\xEF\xBF\xBD";
-        ++i;
-      } else {
-        out += text.substr(i, length);
-        i += length;
-      }
+      const Utf8Step step = utf8_step(text.substr(i));
+      out += step.valid ? text.substr(i, step.length) : std::string_view("\xEF\xBF\xBD");
+      i += step.length;
       continue;
     }
     ++i;
@@ -194,12 +141,6 @@ std::string json_string(std::string_view text) {
 void append_json_number(std::string& out, float value) {
   if (!std::isfinite(value)) value = -9999.0f;
   out += str_cat(value);
-}
-
-std::string dump_like_python(const Json& value) {
-  std::string out;
-  append_python(out, value);
-  return out;
 }
 
 }  // namespace moesaic

@@ -24,12 +24,6 @@ void append_json_string(std::string& out, std::string_view text);
 std::string json_string(std::string_view text);
 // A finite number in its shortest form; others as -9999.0, the value that OpenAI uses for "impossible".
 void append_json_number(std::string& out, float value);
-// As Python's json.dumps(ensure_ascii=False) writes it: ", " and ": " between items.
-std::string dump_like_python(const Json& value);
-
-// Length of the valid UTF-8 sequence at `text`'s start, 0 if it is broken or incomplete.
-size_t utf8_sequence_length(std::string_view text);
-bool is_valid_utf8(std::string_view text);
 // Code points in valid UTF-8.
 size_t count_code_points(std::string_view text);
 
