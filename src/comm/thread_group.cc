@@ -37,7 +37,8 @@ inline void cpu_relax() {
 ThreadGroup::ThreadGroup(int size, int64_t timeout_ms, int spin_us, std::string_view name, std::string_view setting)
     : size_(size),
       timeout_ms_(timeout_ms),
-      spin_us_(size <= num_cpus() ? spin_us : 0),
+      spin_us_(spin_us),
+      yields_(size > num_cpus()),
       name_(name),
       setting_(setting),
       members_(size) {
@@ -76,8 +77,13 @@ absl::Status ThreadGroup::wait(int rank, std::string_view what) {
     if ((word & 1) != 0) return error();
     if (is_complete(word, phase)) return absl::OkStatus();
     if (spinning) {
-      cpu_relax();
-      if (spins % 32 == 31) spinning = clock.now_ns() < spin_end_ns;
+      if (yields_) {
+        sched_yield();
+      } else {
+        cpu_relax();
+        if (spins % 32 != 31) continue;
+      }
+      spinning = clock.now_ns() < spin_end_ns;
       continue;
     }
     const int64_t left_ns = deadline_ns - clock.now_ns();

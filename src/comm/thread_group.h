@@ -2,8 +2,8 @@
 // one thread. A meeting has two halves: arrive() publishes everything the rank has written so far, wait() returns once
 // every rank has arrived and sees what they published. Each arrive() is followed by a wait() before the next arrive().
 //
-// Cost: one atomic add per arrival; only the last arrival wakes sleepers. Waiting spins briefly, and only where every
-// rank can have a CPU of its own, then sleeps. Nothing allocates or locks unless the group fails.
+// Cost: one atomic add per arrival; only the last arrival wakes sleepers. Waiting spins briefly (yielding where
+// ranks outnumber CPUs), then sleeps. Nothing allocates or locks unless the group fails.
 // A failed group stays failed: every call returns the first error at once. Once a rank has been given an error, nobody
 // reads its memory any more.
 #pragma once
@@ -54,6 +54,8 @@ class ThreadGroup {
   const int size_;
   const int64_t timeout_ms_;
   const int spin_us_;
+  const bool
+      yields_;  // more ranks than CPUs: let the others run; halves the time of a meeting against sleeping at once
   const std::string name_;
   const std::string setting_;
   std::vector<Member> members_;
