@@ -11,7 +11,8 @@
 namespace moesaic {
 namespace {
 
-constexpr int64_t kWaitMs = 60'000;
+constexpr int64_t kPollMs = 200;
+constexpr int64_t kFailedStopMs = 1'000;
 
 struct ServeConfig {
   ModelSettings model;
@@ -115,7 +116,11 @@ absl::Status run(ServeConfig& config) {
                  .parse_reasoning = config.reasoning_parser != "none",
                  .defaults = defaults});
   print_address(config, *host, server->port());
-  while (!signals.wait(kWaitMs)) {
+  while (!signals.wait(kPollMs)) {
+    if (host->engine().healthy()) continue;
+    // The ranks are one fault domain: open requests have got their error; what restarts processes takes over.
+    server->stop(kFailedStopMs);
+    return absl::InternalError("the engine has failed; the log names the rank and the step");
   }
   log_info("draining; a second signal ends at once");
   server->stop(config.shutdown_timeout_ms);

@@ -298,15 +298,16 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (!co_await read_body(parser, budget)) co_return false;
     const int64_t arrival_ns = shared_.clock.now_ns();
     if (is_job(route.endpoint)) {
-      co_return co_await serve_job(route.endpoint, std::move(parser.get().body()), arrival_ns);
+      co_return co_await serve_job(route.endpoint, std::move(parser.get().body()), budget, arrival_ns);
     }
     if (!is_slow(route.endpoint)) {
       co_return co_await reply(shared_.api.answer(route.endpoint, path, parser.get().body()));
     }
     auto answer = std::make_shared<ApiReply>();
-    co_await on_worker([this, answer, endpoint = route.endpoint, body = std::move(parser.get().body())] {
+    std::function<void()> work = [this, answer, endpoint = route.endpoint, body = std::move(parser.get().body())] {
       *answer = shared_.api.answer(endpoint, "", body);
-    });
+    };
+    co_await on_worker(std::move(work));
     co_return co_await reply(std::move(*answer));
   }
 
@@ -345,11 +346,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
     asio::post(shared_.worker.context, [self = shared_from_this(), work = std::move(work), done]() mutable {
       work();
       work = nullptr;
-      asio::post(self->io_.context, [self, done] {  // the last reference goes on the I/O thread
+      asio::io_context& context = self->io_.context;
+      asio::post(context, [self = std::move(self), done] {  // a connection must die on its own thread
         *done = true;
         self->signal();
       });
-      self.reset();
     });
     while (!*done) co_await wait_event();
   }
@@ -389,16 +390,18 @@ class Connection : public std::enable_shared_from_this<Connection> {
     signal();
   }
 
-  asio::awaitable<bool> serve_job(Endpoint endpoint, std::string body, int64_t arrival_ns) {
+  asio::awaitable<bool> serve_job(Endpoint endpoint, std::string body, BodyBudget& budget, int64_t arrival_ns) {
     auto made = std::make_shared<absl::StatusOr<std::unique_ptr<CompletionJob>>>(absl::UnknownError("not made"));
     auto wake = [weak = weak_from_this(), executor = io_.context.get_executor()] {
       asio::post(executor, [weak] {
         if (const auto self = weak.lock()) self->on_wake();
       });
     };
-    co_await on_worker([this, made, endpoint, arrival_ns, wake, body = std::move(body)] {
+    std::function<void()> work = [this, made, endpoint, arrival_ns, wake, body = std::move(body)] {
       *made = shared_.api.make_job(endpoint, body, arrival_ns, wake);
-    });
+    };
+    co_await on_worker(std::move(work));
+    budget.grow_to(0);
     if (!made->ok()) co_return co_await reply(error_reply(made->status()));
     job_ = *std::move(*made);
     const bool health = endpoint == Endpoint::kHealthGenerate;
@@ -431,9 +434,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
         continue;
       }
       if (job_->finished()) {
-        if (!health) co_return co_await reply({.status = job_->status(), .body = std::move(body)});
-        if (job_->status() == 200) co_return co_await reply({.body = "{\"status\":\"ok\"}"});
-        co_return co_await reply({.status = 503, .body = std::move(body)});
+        ApiReply answer{.status = job_->status(), .body = std::move(body)};
+        if (health && answer.status != 200) answer.status = 503;
+        if (health && answer.status == 200) answer.body = "{\"status\":\"ok\"}";
+        co_return co_await reply(std::move(answer));
       }
       co_await wait_event();
     }
