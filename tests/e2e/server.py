@@ -26,8 +26,8 @@ def free_port():
 class Server:
     """with Server(program, model) as server: ... server.url ..."""
 
-    def __init__(self, program, model, *flags):
-        self.port = free_port()
+    def __init__(self, program, model, *flags, port=None):
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.name = os.path.basename(os.path.normpath(model))
         self.command = [program, "serve", "--port", str(self.port), "--model", model, "--ep", "4", *flags]
