@@ -13,7 +13,10 @@
 
 namespace moesaic {
 
-RawClient::RawClient(int port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+RawClient::RawClient(int port, int receive_buffer_bytes) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+  if (receive_buffer_bytes > 0) {
+    setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof receive_buffer_bytes);
+  }
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));

@@ -16,7 +16,7 @@ namespace moesaic {
 // Blocking, with a deadline on each read.
 class RawClient {
  public:
-  explicit RawClient(int port);
+  explicit RawClient(int port, int receive_buffer_bytes = 0);  // 0: the system's default, which may grow to many MB
   ~RawClient();
   RawClient(const RawClient&) = delete;
   RawClient& operator=(const RawClient&) = delete;
