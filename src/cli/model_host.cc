@@ -31,6 +31,12 @@ int64_t blocks_for(int64_t tokens, int64_t block_tokens) {
   return (tokens + block_tokens - 1) / block_tokens;
 }
 
+std::string memory_text(const RankGroup::Memory& memory) {
+  return str_cat("loaded: weights ", memory.weight_bytes / kMiB, " MiB, KV cache ", memory.kv_cache_bytes / kMiB,
+                 " MiB, work space ", memory.workspace_bytes / kMiB, " MiB, all-to-all buffers ",
+                 memory.all_to_all_bytes / kMiB, " MiB");
+}
+
 }  // namespace
 
 int64_t available_memory_bytes() {
@@ -121,6 +127,7 @@ absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& 
       .progress = progress_printer([](const std::string& text) { log_info(str_cat("loading: ", text)); })};
   MOESAIC_ASSIGN_OR_RETURN(host->group_, RankGroup::load(group_options));
   RankGroup* group = host->group_.get();
+  log_info(memory_text(group->memory()));
   const RunRanks run_ranks = [group](const RankBody& body) {
     return group->run([&](int rank) {
       return body(group->context(rank),
