@@ -44,11 +44,11 @@ class ThreadPool {
 
   int num_threads() const { return num_threads_; }
 
-  // body(worker) for worker = 0 .. num_threads-1, the caller being worker 0.
+  // body(share) for share = 0 .. num_threads-1, each once, on any of the threads.
   template <typename Body>
   void run(Body&& body) {
     if (num_threads_ == 1) return body(0);
-    run_region([](void* context, int worker) { (*static_cast<std::remove_reference_t<Body>*>(context))(worker); },
+    run_region([](void* context, int share) { (*static_cast<std::remove_reference_t<Body>*>(context))(share); },
                const_cast<void*>(static_cast<const void*>(&body)));
   }
 
@@ -81,16 +81,20 @@ class ThreadPool {
   }
 
  private:
-  using Region = void (*)(void* context, int worker);
+  using Region = void (*)(void* context, int share);
   void run_region(Region region, void* context);
-  void worker_loop(int worker);
+  void worker_loop();
+  // Claims and does shares of region `generation` until none is left.
+  void do_shares(uint32_t generation);
 
   const int num_threads_;
   const int spin_us_;
   Region region_ = nullptr;
   void* context_ = nullptr;
-  std::atomic<uint64_t> generation_{0};
-  std::atomic<int> pending_{0};
+  // Generation of the region in the upper half, shares claimed so far in the lower: one word, so that a late thread can
+  // never claim a share of a region that it does not know.
+  std::atomic<uint64_t> claims_{0};
+  std::atomic<int> num_done_{0};
   std::atomic<int> num_sleeping_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;

@@ -7,11 +7,11 @@
 namespace moesaic {
 namespace {
 
-TEST(ThreadPool, EveryWorkerRunsOnceInEachRegion) {
+TEST(ThreadPool, EveryShareRunsOnceInEachRegion) {
   ThreadPool pool(4, /*spin_us=*/1);
   for (int region = 0; region < 2000; ++region) {
     std::vector<int> ran(4, 0);
-    pool.run([&](int worker) { ++ran[worker]; });
+    pool.run([&](int share) { ++ran[share]; });
     ASSERT_EQ(ran, std::vector<int>(4, 1)) << "region " << region;
   }
 }
@@ -33,6 +33,18 @@ TEST(ThreadPool, ParallelEachCoversTheRangeOnce) {
   std::vector<std::atomic<int>> touched(1000);
   pool.parallel_each(1000, [&](int64_t i) { touched[i].fetch_add(1); });
   for (auto& t : touched) EXPECT_EQ(t.load(), 1);
+}
+
+TEST(ThreadPool, SharesMayWaitForEachOther) {
+  ThreadPool pool(8, /*spin_us=*/0);
+  for (int region = 0; region < 200; ++region) {
+    std::atomic<int> begun{0};
+    pool.run([&](int) {
+      begun.fetch_add(1);
+      while (begun.load() < 8) std::this_thread::yield();
+    });
+    ASSERT_EQ(begun.load(), 8);
+  }
 }
 
 TEST(ThreadPool, WakesSleepingWorkers) {

@@ -12,10 +12,8 @@ namespace {
 
 constexpr int64_t kMaxSlots = 1 << 16;
 constexpr int64_t kMaxHidden = 1 << 20;
-constexpr int64_t kMaxTopk = 64;
 constexpr int64_t kMaxTokens = 1 << 24;
 constexpr int64_t kMaxAlignment = 4096;
-constexpr int64_t kScaleGroup = 128;
 
 int64_t round_up(int64_t value, int64_t unit) {
   return (value + unit - 1) / unit * unit;
@@ -66,7 +64,7 @@ int64_t cut_tables(const AllToAllOptions& options, void* base, Tables& tables) {
   cutter.cut(tables.last_token, options.num_slots);
   cutter.cut(tables.payload, options.fp8 ? max_tokens(options) * options.hidden : 0);
   cutter.cut(tables.payload_scales,
-             options.fp8 ? max_tokens(options) * ((options.hidden + kScaleGroup - 1) / kScaleGroup) : 0);
+             options.fp8 ? max_tokens(options) * ((options.hidden + kPayloadScaleGroup - 1) / kPayloadScaleGroup) : 0);
   cutter.cut(tables.group_begin, local_slots);
   cutter.cut(tables.group_rows, local_slots);
   cutter.cut(tables.source_begin, options.num_ranks * local_slots);
@@ -107,7 +105,7 @@ absl::Status AllToAll::validate(const AllToAllOptions& options) {
   MOESAIC_RETURN_IF_ERROR(check_range("num_ranks", options.num_ranks, 1, kMaxRanks));
   MOESAIC_RETURN_IF_ERROR(check_range("num_slots", options.num_slots, 1, kMaxSlots));
   MOESAIC_RETURN_IF_ERROR(check_range("hidden", options.hidden, 1, kMaxHidden));
-  MOESAIC_RETURN_IF_ERROR(check_range("num_experts_per_tok", options.num_experts_per_tok, 1, kMaxTopk));
+  MOESAIC_RETURN_IF_ERROR(check_range("num_experts_per_tok", options.num_experts_per_tok, 1, kMaxExpertsPerTok));
   MOESAIC_RETURN_IF_ERROR(check_range("max_tokens_normal", options.max_tokens_normal, 0, kMaxTokens));
   MOESAIC_RETURN_IF_ERROR(check_range("max_tokens_low_latency", options.max_tokens_low_latency, 0, kMaxTokens));
   MOESAIC_RETURN_IF_ERROR(check_range("expert_alignment", options.expert_alignment, 1, kMaxAlignment));

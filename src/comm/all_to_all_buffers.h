@@ -8,6 +8,10 @@
 
 namespace moesaic {
 
+inline constexpr int kMaxExpertsPerTok = 64;
+// Channels per scale of the e4m3 payload.
+inline constexpr int64_t kPayloadScaleGroup = 128;
+
 // One row that goes to a rank: token `token` of the sender, for physical slot `slot`, as row `position` of what this
 // sender sends to that slot.
 struct A2aEntry {

@@ -12,16 +12,16 @@
 #include "base/check.h"
 #include "comm/all_to_all.h"
 #include "comm/all_to_all_buffers.h"
-#include "comm/row_ops.h"
 #include "comm/thread_group.h"
+#include "comm/weighted_sum.h"
+#include "kernels/cpu/quantize_rows.h"
+#include "kernels/ops.h"
 
 namespace moesaic {
 namespace {
 
 // Below this many bytes, waking a pool costs more than its help.
 constexpr int64_t kMinParallelBytes = 256 << 10;
-constexpr int64_t kScaleGroup = 128;
-constexpr int kMaxTopk = 64;
 
 // What a rank publishes in dispatch_send, besides its tables.
 struct alignas(64) Sender {
@@ -189,14 +189,11 @@ void ThreadAllToAll::sort_by_destination(int num_entries) {
 }
 
 void ThreadAllToAll::quantize(Stream& stream, const DispatchArgs& args) {
-  const int64_t num_groups = (options_.hidden + kScaleGroup - 1) / kScaleGroup;
-  const auto quantize_tokens = [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      quantize_row(args.x.row<float>(t), options_.hidden, mine_.payload + t * options_.hidden,
-                   mine_.payload_scales + t * num_groups);
-    }
-  };
-  stream.pool().parallel_for(args.x.dim(0), 16, quantize_tokens);
+  const int64_t num_tokens = args.x.dim(0);
+  const int64_t num_groups = (options_.hidden + kPayloadScaleGroup - 1) / kPayloadScaleGroup;
+  quantize_fp8(stream, {.x = args.x,
+                        .q = Tensor(mine_.payload, DType::kE4M3, {num_tokens, options_.hidden}),
+                        .scales = Tensor(mine_.payload_scales, DType::kF32, {num_tokens, num_groups})});
 }
 
 absl::Status ThreadAllToAll::dispatch_recv(Stream& stream, ExpertRows* rows) {
@@ -273,7 +270,7 @@ void ThreadAllToAll::fetch_from(int source, int64_t begin, int64_t end) {
   const int32_t* const source_begin = mine_.source_begin + int64_t{source} * shared_->local_slots;
   const A2aEntry* const entries = theirs.sorted + theirs.dest_begin[rank_];
   const int64_t hidden = options_.hidden;
-  const int64_t num_groups = (hidden + kScaleGroup - 1) / kScaleGroup;
+  const int64_t num_groups = (hidden + kPayloadScaleGroup - 1) / kPayloadScaleGroup;
   const float* first = nullptr;
   for (int64_t i = begin; i < end; ++i) {
     const A2aEntry& entry = entries[i];
@@ -284,8 +281,8 @@ void ThreadAllToAll::fetch_from(int source, int64_t begin, int64_t end) {
     }
     first = row;
     if (options_.fp8) {
-      dequantize_row(theirs.payload + entry.token * hidden, theirs.payload_scales + entry.token * num_groups, hidden,
-                     row);
+      dequantize_fp8_row(theirs.payload + entry.token * hidden, theirs.payload_scales + entry.token * num_groups,
+                         hidden, row);
     } else {
       std::memcpy(row, sender.x + entry.token * sender.x_stride, hidden * sizeof(float));
     }
@@ -319,8 +316,8 @@ absl::Status ThreadAllToAll::combine_recv(Stream& stream, const Tensor& y) {
 void ThreadAllToAll::combine_tokens(const Tensor& y, int64_t begin, int64_t end) const {
   const int local_slots = shared_->local_slots;
   const int topk = options_.num_experts_per_tok;
-  const float* rows[kMaxTopk];
-  float weights[kMaxTopk];
+  const float* rows[kMaxExpertsPerTok];
+  float weights[kMaxExpertsPerTok];
   for (int64_t t = begin; t < end; ++t) {
     int num_rows = 0;
     for (int k = 0; k < topk; ++k) {

@@ -28,7 +28,8 @@ absl::StatusOr<Shard> open_shard(const std::string& dir, const std::string& file
   Shard shard;
   shard.file = file;
   MOESAIC_ASSIGN_OR_RETURN(shard.map, FileMap::open(path));
-  absl::StatusOr<SafetensorsFile> parsed = parse_safetensors({shard.map.data(), static_cast<size_t>(shard.map.num_bytes())});
+  absl::StatusOr<SafetensorsFile> parsed =
+      parse_safetensors({shard.map.data(), static_cast<size_t>(shard.map.num_bytes())});
   if (!parsed.ok()) return annotate(parsed.status(), path);
   shard.data_begin = parsed->data_begin;
   shard.tensors = std::move(parsed->tensors);
@@ -62,9 +63,9 @@ struct Checkpoint::Impl {
 absl::Status Checkpoint::Impl::add_shard(const std::string& file, const std::vector<std::string>* promised) {
   absl::StatusOr<Shard> opened = open_shard(dir, file);
   if (absl::IsNotFound(opened.status())) {
-    return absl::NotFoundError(str_cat(dir, ": shard ", file, " is missing",
-                                       promised ? str_cat(" (", kIndexName, " names it for ", promised->size(), " tensors)")
-                                                : std::string()));
+    return absl::NotFoundError(
+        str_cat(dir, ": shard ", file, " is missing",
+                promised ? str_cat(" (", kIndexName, " names it for ", promised->size(), " tensors)") : std::string()));
   }
   if (!opened.ok()) return opened.status();
   const Shard& shard = *shards.emplace_back(std::make_unique<Shard>(std::move(*opened)));

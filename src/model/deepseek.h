@@ -17,8 +17,8 @@
 #include "comm/communicator.h"
 #include "comm/expert_map.h"
 #include "comm/parallel_layout.h"
-#include "model/checkpoint.h"
 #include "model/model_config.h"
+#include "model/weights.h"
 
 namespace moesaic {
 
@@ -33,7 +33,8 @@ struct ModelOptions {
   int64_t num_kv_blocks = 0;        // of this DP group
   int64_t max_tokens_per_step = 0;  // of one DP group, prefill and decode together
   int64_t max_position = 0;         // positions [0, max_position) have RoPE entries
-  int64_t max_sequences = 0;        // of one DP group in one step
+  int64_t max_chunks = 0;           // sequences of one DP group in one step; generated tokens may come in pieces of 8
+  int64_t max_decode_tokens = 0;    // of one DP group in a step that is all low-latency
   bool load_mtp = false;
 };
 
@@ -65,7 +66,7 @@ struct ForwardBatch {
 };
 
 struct ForwardResult {
-  Tensor logits;  // [logit_rows, vocab] f32; on every rank of the TP group; valid until the next forward
+  Tensor logits;  // [logit_rows, vocab] f32; on TP rank 0 only; valid until the next forward
   Tensor hidden;  // [num_tokens, hidden] f32 after the final norm; valid until the next forward
 };
 
@@ -75,14 +76,16 @@ using StateProbe = std::function<void(const std::string& name, const Tensor& sta
 
 class DeepseekModel {
  public:
-  // Reads this rank's share. `progress(bytes)` is called as bytes are packed. Errors name the tensor.
-  static absl::StatusOr<std::unique_ptr<DeepseekModel>> load(const Checkpoint& checkpoint, const ModelConfig& config,
-                                                             const ModelOptions& options, int rank,
-                                                             const std::function<void(int64_t)>& progress);
+  // Takes this rank's share of the weights (model/weights.h) and allocates its cache and workspace.
+  // Errors: options out of range, named.
+  static absl::StatusOr<std::unique_ptr<DeepseekModel>> make(const ModelConfig& config, const ModelOptions& options,
+                                                             std::shared_ptr<const ReplicatedWeights> replicated,
+                                                             ExpertWeights experts,
+                                                             std::shared_ptr<const ExpertMap> expert_map, int rank);
   ~DeepseekModel();
 
   const ModelConfig& config() const;
-  int64_t weight_bytes() const;  // packed weights of this rank
+  int64_t weight_bytes() const;  // packed weights of this rank, shared ones included
   int64_t kv_cache_bytes() const;
   int64_t workspace_bytes() const;
   // AllToAll options that this model needs (the same on every rank).

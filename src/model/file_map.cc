@@ -72,8 +72,7 @@ absl::StatusOr<std::string> read_text_file(const std::string& path, int64_t max_
   int64_t num_bytes = 0;
   MOESAIC_RETURN_IF_ERROR(open_regular(path, &file, &num_bytes));
   if (num_bytes > max_bytes) {
-    return absl::InvalidArgumentError(
-        str_cat(path, ": expected at most ", max_bytes, " bytes, found ", num_bytes));
+    return absl::InvalidArgumentError(str_cat(path, ": expected at most ", max_bytes, " bytes, found ", num_bytes));
   }
   std::string text(num_bytes, '\0');
   int64_t done = 0;

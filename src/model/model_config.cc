@@ -42,13 +42,11 @@ std::string read_architecture(JsonFields& fields) {
     }
   } else {
     const std::string type = fields.text("model_type");
-    name = type == "deepseek_v3"   ? "DeepseekV3ForCausalLM"
-           : type == "deepseek_v2" ? "DeepseekV2ForCausalLM"
-                                   : type;
+    name = type == "deepseek_v3" ? "DeepseekV3ForCausalLM" : type == "deepseek_v2" ? "DeepseekV2ForCausalLM" : type;
   }
   if (name != "DeepseekV3ForCausalLM" && name != "DeepseekV2ForCausalLM") {
-    fields.fail(str_cat("field 'architectures': expected DeepseekV3ForCausalLM or DeepseekV2ForCausalLM, found '", name,
-                        "'"));
+    fields.fail(
+        str_cat("field 'architectures': expected DeepseekV3ForCausalLM or DeepseekV2ForCausalLM, found '", name, "'"));
   }
   return name;
 }
@@ -116,7 +114,8 @@ void check_experts(const ModelConfig& config, JsonFields& fields) {
   const int64_t experts = config.n_routed_experts;
   if (experts == 0) return;
   if (config.num_experts_per_tok > experts) {
-    fields.fail(str_cat("num_experts_per_tok ", config.num_experts_per_tok, " is more than n_routed_experts ", experts));
+    fields.fail(
+        str_cat("num_experts_per_tok ", config.num_experts_per_tok, " is more than n_routed_experts ", experts));
   }
   if (config.topk_method == TopkMethod::kGreedy) return;  // groups play no part
   if (experts % config.n_group != 0) {
@@ -129,8 +128,8 @@ void check_experts(const ModelConfig& config, JsonFields& fields) {
   const int64_t group_size = experts / config.n_group;
   if (config.num_experts_per_tok > config.topk_group * group_size) {
     fields.fail(str_cat("num_experts_per_tok ", config.num_experts_per_tok, " is more than the ",
-                        config.topk_group * group_size, " experts that topk_group ", config.topk_group,
-                        " groups of ", group_size, " hold"));
+                        config.topk_group * group_size, " experts that topk_group ", config.topk_group, " groups of ",
+                        group_size, " hold"));
   }
   if (config.topk_method == TopkMethod::kNoauxTc && group_size < 2) {
     fields.fail(str_cat("topk_method noaux_tc scores a group by its two best experts, but n_group ", config.n_group,
@@ -138,8 +137,8 @@ void check_experts(const ModelConfig& config, JsonFields& fields) {
   }
 }
 
-// Unless mscale and mscale_all_dim are both given and non-zero, Hugging Face takes m(1) as the magnitude of cos and sin.
-// RopeConfig's magnitude is m(mscale) / m(mscale_all_dim); this gives the mscale that makes it m(1).
+// Unless mscale and mscale_all_dim are both given and non-zero, Hugging Face takes m(1) as the magnitude of cos and
+// sin. RopeConfig's magnitude is m(mscale) / m(mscale_all_dim); this gives the mscale that makes it m(1).
 double implied_mscale(double factor, double mscale_all_dim) {
   const double slope = 0.1 * std::log(factor);
   if (mscale_all_dim == 0.0 || slope == 0.0) return 1.0;
@@ -149,8 +148,8 @@ double implied_mscale(double factor, double mscale_all_dim) {
 std::optional<RopeConfig> read_rope_scaling(JsonFields& scaling, const ModelConfig& config) {
   const std::string type = scaling.text("rope_type", scaling.text("type", ""));
   if (scaling.text("type", type) != type) {
-    scaling.fail(str_cat("'type' and 'rope_type' contradict each other: '", scaling.text("type", ""), "' and '", type,
-                         "'"));
+    scaling.fail(
+        str_cat("'type' and 'rope_type' contradict each other: '", scaling.text("type", ""), "' and '", type, "'"));
   }
   if (type == "default") return std::nullopt;
   if (type != "yarn") {
@@ -211,7 +210,8 @@ absl::Status read_quantization(JsonFields& fields, ModelConfig* config) {
   }
   const json* block = quant.find("weight_block_size");
   if (!block || *block != json::array({128, 128})) {
-    quant.fail(str_cat("field 'weight_block_size': expected [128, 128], found ", block ? block->dump() : "nothing"));
+    quant.fail(
+        str_cat("field 'weight_block_size': expected [128, 128], found ", block ? describe_json(*block) : "nothing"));
   }
   config->fp8_weights = true;
   return quant.status();
@@ -221,14 +221,16 @@ absl::Status read_quantization(JsonFields& fields, ModelConfig* config) {
 void read_eos(JsonFields& fields, int64_t vocab_size, std::vector<int32_t>* ids) {
   const json* value = fields.find("eos_token_id");
   if (!value) return;
-  const json list = value->is_array() ? *value : json::array({*value});
-  for (const json& item : list) {
-    const bool in_range =
-        item.is_number_integer() &&
-        (item.is_number_unsigned() ? item.get<uint64_t>() < static_cast<uint64_t>(vocab_size) : item.get<int64_t>() >= 0 && item.get<int64_t>() < vocab_size);
+  // Not copied: copies of deeply nested values would exhaust the stack.
+  const size_t num_items = value->is_array() ? value->size() : 1;
+  for (size_t i = 0; i < num_items; ++i) {
+    const json& item = value->is_array() ? (*value)[i] : *value;
+    const bool in_range = item.is_number_integer() &&
+                          (item.is_number_unsigned() ? item.get<uint64_t>() < static_cast<uint64_t>(vocab_size)
+                                                     : item.get<int64_t>() >= 0 && item.get<int64_t>() < vocab_size);
     if (!in_range) {
-      fields.fail(str_cat("field 'eos_token_id': expected ids from 0 to ", vocab_size - 1, ", found ",
-                          describe_json(item)));
+      fields.fail(
+          str_cat("field 'eos_token_id': expected ids from 0 to ", vocab_size - 1, ", found ", describe_json(item)));
       return;
     }
     const int32_t id = item.get<int32_t>();

@@ -153,13 +153,19 @@ absl::StatusOr<SafetensorsFile> parse_safetensors(std::string_view file) {
   }
   const int64_t data_begin = kLengthBytes + static_cast<int64_t>(header_bytes);
   if (data_begin > file_bytes) {
-    return bad(str_cat("the header says ", header_bytes, " bytes but the file holds ", file_bytes,
-                       " (truncated download?)"));
+    return bad(
+        str_cat("the header says ", header_bytes, " bytes but the file holds ", file_bytes, " (truncated download?)"));
   }
   SafetensorsFile result;
   result.data_begin = data_begin;
-  MOESAIC_ASSIGN_OR_RETURN(result.tensors, parse_safetensors_header(file.substr(kLengthBytes, header_bytes),
-                                                                    file_bytes - data_begin));
+  MOESAIC_ASSIGN_OR_RETURN(result.tensors,
+                           parse_safetensors_header(file.substr(kLengthBytes, header_bytes), file_bytes - data_begin));
+  for (const auto& [name, info] : result.tensors) {
+    if (info.begin == info.end || (data_begin + info.begin) % dtype_bytes(info.dtype) == 0) continue;
+    return bad(str_cat("tensor ", name.substr(0, 200), " starts at byte ", data_begin + info.begin,
+                       " of the file; expected a multiple of the ", dtype_bytes(info.dtype), " bytes of ",
+                       dtype_name(info.dtype), ". Write the file again with a current safetensors library"));
+  }
   return result;
 }
 
@@ -169,7 +175,8 @@ absl::StatusOr<std::map<std::string, std::vector<std::string>>> parse_safetensor
   const auto error = parser.parse(json.data(), json.size()).get(root);
   if (error != simdjson::SUCCESS) return bad(str_cat("not valid JSON: ", simdjson::error_message(error)));
   dom::object entries;
-  if (root["weight_map"].get(entries) != simdjson::SUCCESS) return bad("expected an object with the field 'weight_map'");
+  if (root["weight_map"].get(entries) != simdjson::SUCCESS)
+    return bad("expected an object with the field 'weight_map'");
   std::map<std::string, std::vector<std::string>> files;
   std::map<std::string, bool> seen;
   for (const auto& [key, value] : entries) {

@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <utility>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -29,7 +31,17 @@ const char* safetensors_dtype(DType dtype) {
   return "";
 }
 
-std::string make_header(const std::map<std::string, Tensor>& tensors) {
+// Wide elements first, so that every tensor is aligned to its elements.
+using Entries = std::vector<std::pair<std::string, Tensor>>;
+Entries in_file_order(const std::map<std::string, Tensor>& tensors) {
+  Entries entries(tensors.begin(), tensors.end());
+  std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
+    return dtype_bytes(a.second.dtype()) > dtype_bytes(b.second.dtype());
+  });
+  return entries;
+}
+
+std::string make_header(const Entries& tensors) {
   nlohmann::json header = nlohmann::json::object();
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
@@ -53,13 +65,18 @@ absl::Status write_safetensors(const std::string& path, const std::map<std::stri
   const std::string partial = path + ".part";
   {
     std::ofstream out(partial, std::ios::binary | std::ios::trunc);
-    const std::string header = make_header(tensors);
+    const Entries entries = in_file_order(tensors);
+    const std::string header = make_header(entries);
     const uint64_t length = header.size();
     out.write(reinterpret_cast<const char*>(&length), sizeof length);
     out.write(header.data(), static_cast<std::streamsize>(header.size()));
-    for (const auto& [name, tensor] : tensors) out.write(static_cast<const char*>(tensor.raw()), tensor.num_bytes());
+    for (const auto& [name, tensor] : entries) out.write(static_cast<const char*>(tensor.raw()), tensor.num_bytes());
     out.close();
-    if (!out) return absl::UnavailableError(str_cat("cannot write ", partial, ": ", std::strerror(errno)));
+    if (!out) {
+      const absl::Status status = absl::UnavailableError(str_cat("cannot write ", partial, ": ", std::strerror(errno)));
+      std::remove(partial.c_str());
+      return status;
+    }
   }
   if (std::rename(partial.c_str(), path.c_str()) != 0) {
     return absl::UnavailableError(str_cat("cannot rename ", partial, " to ", path, ": ", std::strerror(errno)));

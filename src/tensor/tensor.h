@@ -104,6 +104,12 @@ class Arena {
  public:
   explicit Arena(int64_t num_bytes) : buffer_(num_bytes) {}
   Tensor alloc(DType dtype, Shape shape);
+  // Everything goes back at once: the start of a new step.
+  void reset() { used_ = 0; }
+  bool contains(const void* address) const {
+    const char* begin = static_cast<const char*>(buffer_.data());
+    return address >= begin && address < begin + buffer_.num_bytes();
+  }
   int64_t capacity_bytes() const { return buffer_.num_bytes(); }
   int64_t used_bytes() const { return used_; }
   int64_t peak_bytes() const { return peak_; }

@@ -12,8 +12,6 @@
 namespace moesaic {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 // Unsigned order of keys = order of values. -0 and 0 share a key; NaN comes last.
 uint32_t order_key(float value) {
   if (std::isnan(value)) return 0;

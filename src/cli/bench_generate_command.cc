@@ -1,0 +1,169 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "cli/command.h"
+#include "cli/engine_run.h"
+#include "cli/model_host.h"
+#include "model/file_map.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int64_t kMaxBaselineBytes = 16 << 20;
+
+struct BenchConfig {
+  ModelSettings model;
+  int32_t repetitions = 3;
+  bool small = false;
+  bool json = false;
+  std::string baseline;
+};
+
+void declare(ConfigFields& fields, BenchConfig& config) {
+  add_model_path(fields, &config.model.model_path);
+  fields.add("repetitions", &config.repetitions).alias("r").range(1, 1000).doc("The best of so many runs counts");
+  fields.add("small", &config.small).doc("A few tokens, one run: shows that it works");
+  fields.add("json", &config.json).doc("One JSON line a figure");
+  fields.add("baseline", &config.baseline)
+      .doc("JSON lines with the same figures of a peer (name ending like ours): ratio is ours over theirs");
+  add_layout_fields(fields, config.model);
+  add_engine_fields(fields, config.model);
+}
+
+struct Scenario {
+  const char* name;
+  int num_streams;
+  int num_prompt;
+  int num_output;  // 1: the prompt is what is measured
+};
+
+struct Figure {
+  double tokens_per_s = 0.0;
+  uint64_t hash = 0;
+};
+
+std::vector<Request> make_requests(const Scenario& scenario, int64_t vocab_size) {
+  std::vector<Request> requests(scenario.num_streams);
+  for (int stream = 0; stream < scenario.num_streams; ++stream) {
+    Rng rng(/*seed=*/1 + stream);
+    for (int i = 0; i < scenario.num_prompt; ++i) {
+      requests[stream].prompt_ids.push_back(static_cast<int32_t>(rng.below(vocab_size)));
+    }
+    requests[stream].max_tokens = scenario.num_output;
+    requests[stream].ignore_eos = true;
+    requests[stream].sampling.temperature = 0.0f;
+  }
+  return requests;
+}
+
+// Prompt tokens a second until the first token; or, once every stream has its first token, output tokens a second.
+absl::StatusOr<Figure> run_once(Engine& engine, const Scenario& scenario, int64_t vocab_size) {
+  const Clock& clock = real_clock();
+  const int64_t begin_ns = clock.now_ns();
+  int64_t all_started_ns = 0, end_ns = 0, num_after = 0;
+  std::vector<std::vector<int32_t>> outputs(scenario.num_streams);
+  int num_started = 0;
+  MOESAIC_RETURN_IF_ERROR(
+      run_requests(engine, make_requests(scenario, vocab_size), {.max_open = scenario.num_streams, .stop_wanted = {}},
+                   [&](size_t index, const RequestOutput& output) {
+                     end_ns = clock.now_ns();
+                     std::vector<int32_t>& ids = outputs[index];
+                     if (all_started_ns > 0) num_after += static_cast<int64_t>(output.token_ids.size());
+                     if (ids.empty() && !output.token_ids.empty() && ++num_started == scenario.num_streams)
+                       all_started_ns = end_ns;
+                     ids.insert(ids.end(), output.token_ids.begin(), output.token_ids.end());
+                   }));
+  Figure figure{.tokens_per_s = 0.0, .hash = 0xcbf29ce484222325ull};
+  const bool is_prefill = scenario.num_output == 1;
+  const double seconds = static_cast<double>(end_ns - (is_prefill ? begin_ns : all_started_ns)) * 1e-9;
+  const int64_t num_prompt = int64_t{scenario.num_streams} * scenario.num_prompt;
+  figure.tokens_per_s = static_cast<double>(is_prefill ? num_prompt : num_after) / seconds;
+  for (const std::vector<int32_t>& ids : outputs) {
+    for (const int32_t id : ids) figure.hash = (figure.hash ^ static_cast<uint32_t>(id)) * 0x100000001b3ull;  // FNV-1a
+  }
+  return figure;
+}
+
+struct Baseline {
+  std::string name;
+  double value = 0.0;
+};
+
+// The line whose name ends in ".<name>".
+absl::StatusOr<Baseline> find_baseline(const std::string& path, const std::string& name) {
+  if (path.empty()) return Baseline();
+  MOESAIC_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxBaselineBytes));
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const auto line = nlohmann::json::parse(text.substr(begin, end - begin), nullptr, /*allow_exceptions=*/false);
+    begin = end + 1;
+    if (!line.is_object() || !line.contains("name") || !line["name"].is_string()) continue;
+    const std::string found = line["name"].get<std::string>();
+    const bool ends = found.size() > name.size() && found.substr(found.size() - name.size() - 1) == "." + name;
+    if (ends && line.contains("value") && line["value"].is_number())
+      return Baseline{found, line["value"].get<double>()};
+  }
+  return absl::NotFoundError(str_cat("--baseline: ", path, " has no line for ", name));
+}
+
+void print_figure(const BenchConfig& config, const std::string& name, const Figure& figure, const Baseline& baseline,
+                  const std::string& command) {
+  const double ratio = baseline.value > 0 ? figure.tokens_per_s / baseline.value : 0.0;
+  std::string line;
+  if (config.json) {
+    nlohmann::ordered_json json = {{"name", name}, {"value", figure.tokens_per_s}, {"unit", "tok/s"}};
+    json["ratio"] = ratio > 0 ? nlohmann::ordered_json(ratio) : nlohmann::ordered_json(nullptr);
+    json["baseline"] = ratio > 0 ? nlohmann::ordered_json(baseline.name) : nlohmann::ordered_json(nullptr);
+    json["hash"] = fmt::format("{:016x}", figure.hash);
+    json["command"] = command;
+    line = json.dump();
+  } else {
+    line = fmt::format("{:<24}{:>10.1f} tok/s  hash {:016x}", name, figure.tokens_per_s, figure.hash);
+    if (ratio > 0) line += fmt::format("  {:.2f} x {}", ratio, baseline.name);
+  }
+  std::fputs((line + "\n").c_str(), stdout);
+  std::fflush(stdout);
+}
+
+absl::Status run(BenchConfig& config) {
+  if (config.model.max_total_tokens == 0) config.model.max_total_tokens = config.small ? 1024 : 4096;
+  if (config.model.context_length == 0) config.model.context_length = config.small ? 512 : 2048;
+  MOESAIC_ASSIGN_OR_RETURN(const std::unique_ptr<ModelHost> host, ModelHost::load(config.model, {}));
+  const int64_t vocab_size = std::min<int64_t>(host->tokenizer().size(), host->config().vocab_size);
+  const std::vector<Scenario> full = {{"decode_short", 1, 16, 128},
+                                      {"decode_1800", 1, 1800, 64},
+                                      {"prefill_1800", 1, 1800, 1},
+                                      {"streams_8", 8, 16, 128}};
+  const std::vector<Scenario> small = {{"decode_short", 1, 16, 8}, {"prefill_128", 1, 128, 1}, {"streams_8", 8, 16, 8}};
+  const std::string command =
+      str_cat("moesaic bench generate --model ", config.model.model_path, " --threads ",
+              config.model.num_threads > 0 ? config.model.num_threads : num_cpus(), " --ep ",
+              host->plan().model.layout.ep_size(), " -r ", config.repetitions, config.small ? " --small" : "");
+  for (const Scenario& scenario : config.small ? small : full) {
+    const std::string name = str_cat("generate.", scenario.name);
+    MOESAIC_ASSIGN_OR_RETURN(const Baseline baseline, find_baseline(config.baseline, name));
+    Figure best;
+    for (int run = 0; run < (config.small ? 1 : config.repetitions); ++run) {
+      MOESAIC_ASSIGN_OR_RETURN(const Figure figure, run_once(host->engine(), scenario, vocab_size));
+      if (best.hash != 0 && best.hash != figure.hash) {
+        return absl::InternalError(str_cat(name, ": two runs of the same requests gave different tokens"));
+      }
+      best = {std::max(best.tokens_per_s, figure.tokens_per_s), figure.hash};
+    }
+    print_figure(config, name, best, baseline, command);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Command bench_generate_command() {
+  return make_command<BenchConfig, declare, run>(
+      "bench generate", "Measures decode, prefill and parallel streams through the engine, in tokens a second.");
+}
+
+}  // namespace moesaic

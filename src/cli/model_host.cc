@@ -1,0 +1,150 @@
+#include "cli/model_host.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/model_executor.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int64_t kDefaultContexts = 16;         // of the default KV pool, over all groups
+constexpr int64_t kDefaultTokensPerStep = 2048;  // over all groups: more gains nothing on a CPU
+constexpr int64_t kMinTokensPerStep = 256;
+constexpr int64_t kMiB = 1 << 20;
+
+int64_t kv_bytes_per_token(const ModelConfig& config, const ModelOptions& options) {
+  const int64_t layers = config.num_hidden_layers + (options.load_mtp ? 1 : 0);
+  return layers * config.latent_dim() * dtype_bytes(options.kv_dtype);
+}
+
+absl::StatusOr<int64_t> pick_context(const ModelSettings& settings, const ModelConfig& config) {
+  const int64_t longest = config.max_position_embeddings;
+  if (settings.context_length <= longest) return settings.context_length > 0 ? settings.context_length : longest;
+  return absl::InvalidArgumentError(str_cat("--context-length: at most the model's max_position_embeddings ", longest,
+                                            ", found ", settings.context_length));
+}
+
+int64_t blocks_for(int64_t tokens, int64_t block_tokens) {
+  return (tokens + block_tokens - 1) / block_tokens;
+}
+
+}  // namespace
+
+int64_t available_memory_bytes() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string name, unit; file >> name;) {
+    int64_t kib = 0;
+    if (!(file >> kib)) break;
+    if (name == "MemAvailable:") return kib * 1024;
+    std::getline(file, unit);
+  }
+  return 4096 * kMiB;
+}
+
+absl::StatusOr<EnginePlan> plan_engine(const ModelSettings& settings, const ModelConfig& config,
+                                       int64_t available_bytes) {
+  EnginePlan plan;
+  MOESAIC_ASSIGN_OR_RETURN(plan.model, model_options(settings));
+  MOESAIC_ASSIGN_OR_RETURN(plan.context_length, pick_context(settings, config));
+  const ParallelLayout& layout = plan.model.layout;
+  const int64_t block_tokens = plan.model.kv_block_tokens;
+  // The latent cache is replicated on the TP ranks of a group.
+  const int64_t block_bytes = block_tokens * kv_bytes_per_token(config, plan.model) * layout.world_size();
+  const int64_t fit =
+      static_cast<int64_t>(static_cast<double>(available_bytes) * static_cast<double>(settings.mem_fraction_static)) /
+      block_bytes;
+  const int64_t context_blocks = blocks_for(plan.context_length, block_tokens);
+  if (settings.max_total_tokens > 0) {
+    plan.num_kv_blocks = blocks_for(settings.max_total_tokens, block_tokens);
+  } else {
+    plan.num_kv_blocks = std::min(std::max(kDefaultContexts / layout.dp_size, int64_t{1}) * context_blocks, fit);
+  }
+  if (plan.num_kv_blocks < 1) {
+    return absl::InvalidArgumentError(str_cat("no memory for a KV cache: one block of all ranks takes ", block_bytes,
+                                              " bytes, --mem-fraction-static allows ", settings.mem_fraction_static,
+                                              " of ", available_bytes));
+  }
+  if (plan.num_kv_blocks < context_blocks) {
+    if (settings.context_length > 0) {
+      return absl::InvalidArgumentError(
+          str_cat("--context-length ", plan.context_length, " needs ", context_blocks * block_tokens,
+                  " tokens of KV cache in each group, found ", plan.num_kv_blocks * block_tokens,
+                  "; lower it, or raise --max-total-tokens or --mem-fraction-static"));
+    }
+    plan.context_length = plan.num_kv_blocks * block_tokens;
+  }
+  plan.kv_bytes = plan.num_kv_blocks * block_bytes;
+  plan.model.num_kv_blocks = plan.num_kv_blocks;
+  plan.model.max_position = plan.context_length;
+  plan.model.max_decode_tokens = settings.max_running_requests;
+  const int64_t share = std::max(kDefaultTokensPerStep / layout.dp_size, kMinTokensPerStep);
+  plan.model.max_tokens_per_step = std::max<int64_t>(
+      settings.chunked_prefill_size > 0 ? settings.chunked_prefill_size : share, settings.max_running_requests);
+  // A preempted sequence is recomputed in pieces of at most 8 tokens.
+  plan.model.max_chunks = settings.max_running_requests + plan.model.max_tokens_per_step / 8 + 1;
+  return plan;
+}
+
+std::function<void(int64_t, int64_t)> progress_printer(std::function<void(const std::string&)> print) {
+  return [print = std::move(print), last = int64_t{-1}](int64_t done, int64_t total) mutable {
+    const int64_t tenth = total > 0 ? done * 10 / total : 10;
+    if (tenth == last) return;
+    last = tenth;
+    print(str_cat(tenth * 10, " % of ", total / kMiB, " MiB"));
+  };
+}
+
+absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& settings, const TestHooks& hooks) {
+  std::unique_ptr<ModelHost> host(new ModelHost());
+  MOESAIC_ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::load(settings.model_path));
+  MOESAIC_ASSIGN_OR_RETURN(host->plan_, plan_engine(settings, config, available_memory_bytes()));
+  const EnginePlan& plan = host->plan_;
+  if (settings.context_length == 0 && plan.context_length < config.max_position_embeddings) {
+    log_warn(str_cat("context is ", plan.context_length, " tokens, not the model's ", config.max_position_embeddings,
+                     ": no more KV cache fits (--mem-fraction-static, --max-total-tokens)"));
+  }
+  MOESAIC_ASSIGN_OR_RETURN(host->tokenizer_, Tokenizer::load(settings.model_path));
+  auto chat_template = ChatTemplate::load(settings.model_path);
+  if (chat_template.ok()) {
+    host->chat_template_ = *std::move(chat_template);
+  } else if (!absl::IsNotFound(chat_template.status())) {
+    return chat_template.status();
+  }
+  const RankGroupOptions group_options = {
+      .model_dir = settings.model_path,
+      .model = plan.model,
+      .num_threads = settings.num_threads,
+      .timeout_ms = settings.step_timeout_ms,
+      .progress = progress_printer([](const std::string& text) { log_info(str_cat("loading: ", text)); })};
+  MOESAIC_ASSIGN_OR_RETURN(host->group_, RankGroup::load(group_options));
+  RankGroup* group = host->group_.get();
+  const RunRanks run_ranks = [group](const RankBody& body) {
+    return group->run([&](int rank) {
+      return body(group->context(rank),
+                  [group, rank](const RankContext& context, const ForwardBatch& batch, ForwardResult* result) {
+                    return group->model(rank).forward(context, batch, result);
+                  });
+    });
+  };
+  EngineOptions options = {.dp_size = plan.model.layout.dp_size,
+                           .context_length = plan.context_length,
+                           .vocab_size = config.vocab_size,
+                           .eos_token_ids = config.eos_token_ids,
+                           .num_kv_blocks = static_cast<int>(plan.num_kv_blocks),
+                           .kv_block_tokens = static_cast<int>(plan.model.kv_block_tokens),
+                           .max_running_requests = settings.max_running_requests,
+                           .max_queued_requests = settings.max_queued_requests,
+                           .max_tokens_per_step = plan.model.max_tokens_per_step,
+                           .hooks = hooks};
+  host->engine_ = std::make_unique<Engine>(
+      std::move(options), std::make_unique<ModelExecutor>(plan.model.layout, config.vocab_size, run_ranks),
+      host->tokenizer_.get(), real_clock());
+  return host;
+}
+
+ModelHost::~ModelHost() = default;
+
+}  // namespace moesaic

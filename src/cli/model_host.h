@@ -1,0 +1,56 @@
+// ModelHost: a loaded model with its tokenizer, template and Engine: what serve, generate, eval --tasks and
+// bench generate stand on. Made and destroyed by one thread; the Engine inside may be used from any.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "cli/model_settings.h"
+#include "engine/engine.h"
+#include "model/rank_group.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace moesaic {
+
+// What the engine will hold, decided from the settings, the model and the machine's memory.
+struct EnginePlan {
+  ModelOptions model;
+  int64_t context_length = 0;
+  int64_t num_kv_blocks = 0;  // of each DP group
+  int64_t kv_bytes = 0;       // of all ranks
+};
+
+// `available_bytes`: memory that may be used. Errors name the setting to change.
+absl::StatusOr<EnginePlan> plan_engine(const ModelSettings& settings, const ModelConfig& config,
+                                       int64_t available_bytes);
+// MemAvailable of /proc/meminfo; 4 GiB where there is none.
+int64_t available_memory_bytes();
+
+// Calls `print` with "12 %" and the like at most every 10 % of the bytes.
+std::function<void(int64_t, int64_t)> progress_printer(std::function<void(const std::string&)> print);
+
+class ModelHost {
+ public:
+  // Progress goes to the log. Errors of config, checkpoint and tokenizer name the file.
+  static absl::StatusOr<std::unique_ptr<ModelHost>> load(const ModelSettings& settings, const TestHooks& hooks);
+  ~ModelHost();
+
+  Engine& engine() { return *engine_; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  const ChatTemplate* chat_template() const { return chat_template_.get(); }  // null if the model has none
+  const ModelConfig& config() const { return group_->config(); }
+  const RankGroup::Memory& memory() const { return group_->memory(); }
+  const EnginePlan& plan() const { return plan_; }
+
+ private:
+  ModelHost() = default;
+  EnginePlan plan_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<ChatTemplate> chat_template_;
+  std::unique_ptr<RankGroup> group_;
+  std::unique_ptr<Engine> engine_;  // last: its thread uses all of the above
+};
+
+}  // namespace moesaic

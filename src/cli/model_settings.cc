@@ -1,0 +1,101 @@
+#include "cli/model_settings.h"
+
+namespace moesaic {
+
+void add_model_path(ConfigFields& fields, std::string* model_path) {
+  fields.add("model-path", model_path)
+      .alias("model")
+      .alias("m")
+      .positional()
+      .required()
+      .doc("Hugging Face directory of the model");
+}
+
+void add_parallel_fields(ConfigFields& fields, int32_t* ep_size, int32_t* dp_size, int32_t* tp_size) {
+  fields.add("ep-size", ep_size)
+      .alias("ep")
+      .alias("expert-parallel-size")
+      .range(0, 1024)
+      .unit("ranks")
+      .default_text("DP x TP")
+      .doc("Expert-parallel ranks: every rank holds its share of the experts");
+  fields.add("dp-size", dp_size)
+      .alias("dp")
+      .alias("data-parallel-size")
+      .range(0, 1024)
+      .unit("groups")
+      .default_text("EP / TP")
+      .doc("Data-parallel attention groups, each with its own sequences and KV cache");
+  fields.add("tp-size", tp_size)
+      .alias("tp")
+      .alias("tensor-parallel-size")
+      .range(0, 1024)
+      .unit("ranks")
+      .default_text("EP / DP")
+      .doc("Ranks that share the attention heads of one group");
+}
+
+void add_layout_fields(ConfigFields& fields, ModelSettings& settings) {
+  add_parallel_fields(fields, &settings.ep_size, &settings.dp_size, &settings.tp_size);
+  fields.add("activations", &settings.activations)
+      .choices({"f32", "fp8"})
+      .doc(
+          "How activations enter FP8 linears: as they are, or quantised per token and 128 channels as DeepSeek-V3 "
+          "was trained");
+  fields.add("kv-cache-dtype", &settings.kv_cache_dtype)
+      .choices({"f32", "bf16"})
+      .doc("Number format of the latent KV cache");
+  fields.add("threads", &settings.num_threads)
+      .alias("t")
+      .range(0, 4096)
+      .default_text("one a CPU")
+      .doc("Threads for the operations of all ranks together");
+  fields.add("step-timeout-ms", &settings.step_timeout_ms)
+      .alias("watchdog-timeout-ms")
+      .range(1, 86'400'000)
+      .unit("ms")
+      .doc("Longest wait of a rank for another; then the group ends and names the silent rank");
+}
+
+void add_engine_fields(ConfigFields& fields, ModelSettings& settings) {
+  fields.add("context-length", &settings.context_length)
+      .alias("max-model-len")
+      .range(0, 1 << 30)
+      .unit("tokens")
+      .default_text("the model's max_position_embeddings")
+      .doc("Longest prompt and output together");
+  fields.add("max-total-tokens", &settings.max_total_tokens)
+      .range(0, 1e12)
+      .unit("tokens")
+      .default_text("16 contexts over all groups, at least one each, as memory allows")
+      .doc("KV cache of each data-parallel group, in tokens");
+  fields.add("mem-fraction-static", &settings.mem_fraction_static)
+      .alias("gpu-memory-utilization")
+      .range(0.01, 1)
+      .doc("Share of the available memory that the default KV cache may take");
+  fields.add("max-running-requests", &settings.max_running_requests)
+      .alias("max-num-seqs")
+      .range(1, 65536)
+      .unit("requests")
+      .doc("Requests that run at once in each data-parallel group");
+  fields.add("max-queued-requests", &settings.max_queued_requests)
+      .range(1, 1e6)
+      .unit("requests")
+      .doc("Waiting requests; further ones are refused");
+  fields.add("chunked-prefill-size", &settings.chunked_prefill_size)
+      .alias("max-num-batched-tokens")
+      .range(0, 1 << 20)
+      .unit("tokens")
+      .default_text("2048, shared by the groups")
+      .doc("Token budget of a step of each data-parallel group; longer prompts run in chunks");
+}
+
+absl::StatusOr<ModelOptions> model_options(const ModelSettings& settings) {
+  ModelOptions options;
+  MOESAIC_ASSIGN_OR_RETURN(options.layout, ParallelLayout::make(settings.ep_size, settings.dp_size, settings.tp_size));
+  options.activations = settings.activations == "fp8" ? ActivationMode::kFp8 : ActivationMode::kF32;
+  options.kv_dtype = settings.kv_cache_dtype == "bf16" ? DType::kBF16 : DType::kF32;
+  return options;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,75 @@
+#include "serve/http/http_wire.h"
+
+#include <charconv>
+
+#include "serve/http/openai_error.h"
+
+namespace moesaic {
+namespace {
+
+constexpr std::string_view kCors = "Access-Control-Allow-Origin: *\r\n";
+
+std::string_view connection_line(bool keep_alive) {
+  return keep_alive ? "Connection: keep-alive\r\n" : "Connection: close\r\n";
+}
+
+}  // namespace
+
+std::string format_reply(const ApiReply& reply, WireOptions options) {
+  std::string out = str_cat("HTTP/1.1 ", reply.status, " ", reason_phrase(reply.status), "\r\n");
+  if (reply.status != 204) {
+    out += str_cat("Content-Type: ", reply.content_type, "\r\nContent-Length: ", reply.body.size(), "\r\n");
+  }
+  out += str_cat(kCors, reply.extra_headers, connection_line(options.keep_alive), "\r\n");
+  if (!options.head_only && reply.status != 204) out += reply.body;
+  return out;
+}
+
+std::string format_stream_head(bool chunked, bool keep_alive) {
+  return str_cat(
+      "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
+      "X-Accel-Buffering: no\r\n",  // proxies pass tokens on at once
+      kCors, chunked ? "Transfer-Encoding: chunked\r\n" : "", connection_line(keep_alive), "\r\n");
+}
+
+void append_chunk(std::string_view body, std::string* out) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string size;
+  for (size_t rest = body.size(); rest > 0; rest >>= 4) size.insert(size.begin(), kHex[rest & 15]);
+  *out += str_cat(size.empty() ? "0" : size, "\r\n", body, "\r\n");
+}
+
+std::string_view path_of(std::string_view target) {
+  return target.substr(0, target.find_first_of("?#"));
+}
+
+std::string decode_percent(std::string_view path) {
+  std::string out;
+  for (size_t i = 0; i < path.size(); ++i) {
+    unsigned value = 0;
+    const char* digits = path.data() + i + 1;
+    if (path[i] == '%' && i + 2 < path.size() && std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2) {
+      out += static_cast<char>(value);
+      i += 2;
+    } else {
+      out += path[i];
+    }
+  }
+  return out;
+}
+
+bool is_authorized(std::string_view header, std::string_view api_key) {
+  constexpr std::string_view kScheme = "bearer ";
+  if (header.size() < kScheme.size()) return false;
+  for (size_t i = 0; i < kScheme.size(); ++i) {
+    if ((header[i] | 0x20) != (kScheme[i] | 0x20)) return false;
+  }
+  const std::string_view given = header.substr(kScheme.size());
+  unsigned difference = given.size() != api_key.size();
+  for (size_t i = 0; i < api_key.size(); ++i) {
+    difference |= static_cast<unsigned char>(api_key[i]) ^ static_cast<unsigned char>(i < given.size() ? given[i] : 0);
+  }
+  return difference == 0;
+}
+
+}  // namespace moesaic

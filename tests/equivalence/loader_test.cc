@@ -1,0 +1,145 @@
+// Checkpoints rewritten in a temporary directory: the MTP module shares what it does not store, eh_proj takes the
+// embedding first, and what is missing or misshapen is named.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+
+#include <unistd.h>
+
+#include "../golden/golden_util.h"
+
+namespace moesaic::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Tensors = std::map<std::string, Tensor>;
+
+constexpr char kMtp[] = "model.layers.5.";
+constexpr int64_t kHidden = 256;
+
+// The demo checkpoint after `edit`, in a directory of its own.
+class EditedModel {
+ public:
+  explicit EditedModel(const std::function<void(Tensors*)>& edit) {
+    static int next = 0;
+    path_ = fs::path(::testing::TempDir()) / str_cat("edited_", getpid(), "_", next++);
+    fs::create_directories(path_);
+    fs::copy_file(source_path(kTinyModel) + "/config.json", path_ / "config.json");
+    auto original = *Checkpoint::open(source_path(kTinyModel));
+    Tensors tensors;
+    for (const std::string& name : original->names()) tensors[name] = *original->tensor(name);
+    edit(&tensors);
+    const absl::Status status = write_safetensors((path_ / "model.safetensors").string(), tensors);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  ~EditedModel() { fs::remove_all(path_); }
+  std::unique_ptr<RankGroup> load(const RunOptions& options) const {
+    return load_group(fs::relative(path_, source_path("")).string(), options);
+  }
+  absl::Status load_error() const {
+    RankGroupOptions options;
+    options.model_dir = path_.string();
+    options.model = {.num_kv_blocks = 4,
+                     .max_tokens_per_step = 16,
+                     .max_position = 64,
+                     .max_chunks = 2,
+                     .max_decode_tokens = 2,
+                     .load_mtp = true};
+    return RankGroup::load(options).status();
+  }
+
+ private:
+  fs::path path_;
+};
+
+const RunOptions kOptions = {.max_tokens_per_step = 64, .max_position = 128, .max_sequences = 2, .load_mtp = true};
+
+std::vector<int32_t> some_ids() {
+  return {5, 99, 1024, 77, 3000, 12, 12, 4095, 8};
+}
+
+TEST(MtpLoader, SharesEmbeddingAndHeadThatItDoesNotStore) {
+  const std::string embedding = str_cat(kMtp, "embed_tokens.weight"), head = str_cat(kMtp, "shared_head.head.weight");
+  const auto logits_of = [](const std::function<void(Tensors*)>& edit) {
+    const auto group = EditedModel(edit).load(kOptions);
+    return SequenceRunner(*group, kOptions).mtp(some_ids());
+  };
+  const std::vector<float> with_copies = logits_of([&](Tensors* tensors) {
+    tensors->at(embedding) = tensors->at("model.embed_tokens.weight");
+    tensors->at(head) = tensors->at("lm_head.weight");
+  });
+  const std::vector<float> without = logits_of([&](Tensors* tensors) {
+    ASSERT_EQ(tensors->erase(embedding), 1u);
+    ASSERT_EQ(tensors->erase(head), 1u);
+  });
+  EXPECT_EQ(with_copies, without);
+}
+
+TEST(MtpLoader, NamesWhatIsMissingOrMisshapen) {
+  const auto expect_refused = [](const std::function<void(Tensors*)>& edit, const std::string& word) {
+    const absl::Status status = EditedModel(edit).load_error();
+    EXPECT_FALSE(status.ok()) << word;
+    EXPECT_NE(std::string(status.message()).find(word), std::string::npos) << status;
+  };
+  expect_refused(
+      [](Tensors* tensors) {
+        tensors->erase("lm_head.weight");
+        tensors->erase(str_cat(kMtp, "shared_head.head.weight"));
+      },
+      "lm_head.weight");
+  expect_refused(
+      [](Tensors* tensors) {
+        tensors->erase("model.embed_tokens.weight");
+        tensors->erase(str_cat(kMtp, "embed_tokens.weight"));
+      },
+      "model.embed_tokens.weight");
+  for (const char* name :
+       {"model.layers.5.eh_proj.weight", "model.layers.5.enorm.weight", "model.norm.weight",
+        "model.layers.2.mlp.experts.31.down_proj.weight", "model.layers.3.self_attn.kv_b_proj.weight_scale_inv"}) {
+    expect_refused([&](Tensors* tensors) { ASSERT_EQ(tensors->erase(name), 1u); }, name);
+    expect_refused(
+        [&](Tensors* tensors) { tensors->at(name) = tensors->at(name).rows(0, tensors->at(name).dim(0) - 1); }, name);
+  }
+}
+
+// MTP logits for hidden states filled with `value`, with half of eh_proj's columns zeroed.
+std::vector<float> mtp_logits(RankGroup& group, float value) {
+  const std::vector<int32_t> ids = some_ids(), rows = {0, 4, 8}, block_table = {0, 1, 2};
+  const int64_t n = static_cast<int64_t>(ids.size());
+  std::vector<float> hidden(n * kHidden);
+  for (size_t i = 0; i < hidden.size(); ++i) hidden[i] = value + static_cast<float>(i % 7) * (value - 2.0f);
+  const SequenceChunk chunk = {
+      .num_tokens = static_cast<int32_t>(n), .is_prefill = true, .block_table = block_table.data()};
+  ForwardResult result;
+  const absl::Status status =
+      group.model(0).forward_mtp(group.context(0), {.token_ids = ids, .chunks = {&chunk, 1}, .logit_rows = rows},
+                                 Tensor(hidden.data(), DType::kF32, {n, kHidden}), ids, &result);
+  EXPECT_TRUE(status.ok()) << status;
+  return {result.logits.f32(), result.logits.f32() + result.logits.num_elements()};
+}
+
+TEST(MtpLoader, EhProjTakesTheEmbeddingFirst) {
+  std::vector<char> storage;
+  const auto without_half = [&](int64_t half) {
+    return EditedModel([&](Tensors* tensors) {
+      Tensor& weight = tensors->at("model.layers.5.eh_proj.weight");
+      ASSERT_EQ(weight.shape(), Shape({kHidden, 2 * kHidden}));
+      const auto* bytes = static_cast<const char*>(weight.raw());
+      storage.assign(bytes, bytes + weight.num_bytes());
+      const int64_t half_bytes = kHidden * dtype_bytes(weight.dtype());
+      for (int64_t row = 0; row < kHidden; ++row) {
+        std::memset(&storage[row * 2 * half_bytes + half * half_bytes], 0, half_bytes);
+      }
+      weight = Tensor(storage.data(), weight.dtype(), weight.shape());
+    });
+  };
+  const auto embedding_only = without_half(1).load(kOptions);
+  EXPECT_EQ(mtp_logits(*embedding_only, 1.0f), mtp_logits(*embedding_only, -3.0f));
+  const auto hidden_only = without_half(0).load(kOptions);
+  EXPECT_NE(mtp_logits(*hidden_only, 1.0f), mtp_logits(*hidden_only, -3.0f));
+}
+
+}  // namespace
+}  // namespace moesaic::testing
