@@ -52,6 +52,9 @@ function(moesaic_fuzz)
   target_link_libraries(${ARG_NAME}_fuzz PRIVATE ${ARG_DEPS})
   target_link_options(${ARG_NAME}_fuzz PRIVATE -fsanitize=fuzzer)
   add_test(NAME fuzz_${ARG_NAME} COMMAND ${ARG_NAME}_fuzz -max_total_time=5 -rss_limit_mb=2048 -timeout=5
-           ${CMAKE_SOURCE_DIR}/tests/corpus/${ARG_NAME})
+           ${CMAKE_CURRENT_BINARY_DIR}/corpus_${ARG_NAME} ${CMAKE_SOURCE_DIR}/tests/corpus/${ARG_NAME})
+  # libFuzzer writes what it finds into the first folder: not into the source tree.
+  file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/corpus_${ARG_NAME})
+  set_property(GLOBAL APPEND PROPERTY MOESAIC_FUZZ_TARGETS ${ARG_NAME}_fuzz)
   set_tests_properties(fuzz_${ARG_NAME} PROPERTIES LABELS fuzz TIMEOUT 60)
 endfunction()
