@@ -69,9 +69,9 @@ absl::StatusOr<Figure> run_once(Engine& engine, const Scenario& scenario, int64_
   int num_started = 0;
   MOESAIC_RETURN_IF_ERROR(
       run_requests(engine, make_requests(scenario, vocab_size), {.max_open = scenario.num_streams, .stop_wanted = {}},
-                   [&](const RequestOutput& output) {
+                   [&](size_t index, const RequestOutput& output) {
                      end_ns = clock.now_ns();
-                     std::vector<int32_t>& ids = outputs[output.id - 1];
+                     std::vector<int32_t>& ids = outputs[index];
                      if (all_started_ns > 0) num_after += static_cast<int64_t>(output.token_ids.size());
                      if (ids.empty() && !output.token_ids.empty() && ++num_started == scenario.num_streams)
                        all_started_ns = end_ns;

@@ -1,5 +1,6 @@
 #include "cli/engine_run.h"
 
+#include <atomic>
 #include <memory>
 
 namespace moesaic {
@@ -8,21 +9,24 @@ namespace {
 constexpr size_t kQueueLimit = 1 << 20;  // outputs; one a token at most
 constexpr int64_t kPollMs = 100;
 
+std::atomic<RequestId> g_next_id{1};
+
 }  // namespace
 
 absl::Status run_requests(Engine& engine, std::vector<Request> requests, const EngineRunOptions& options,
-                          const std::function<void(const RequestOutput&)>& on_output) {
+                          const std::function<void(size_t index, const RequestOutput&)>& on_output) {
   // Shared with the sinks: an output may still come while an error returns from here.
   const auto outputs = std::make_shared<BoundedQueue<RequestOutput>>(kQueueLimit);
+  const RequestId first_id = g_next_id.fetch_add(requests.size());
   size_t next = 0;
   size_t num_ended = 0;
   bool stopping = false;
   const auto abort_all = [&] {
-    for (size_t i = 0; i < next; ++i) engine.abort(i + 1);
+    for (size_t i = 0; i < next; ++i) engine.abort(first_id + i);
   };
   while (num_ended < requests.size()) {
     while (!stopping && next < requests.size() && next - num_ended < static_cast<size_t>(options.max_open)) {
-      requests[next].id = next + 1;
+      requests[next].id = first_id + next;
       const auto sink = [outputs](RequestOutput output) { (void)outputs->try_push(std::move(output)); };
       if (absl::Status status = engine.submit(requests[next], sink); !status.ok()) {
         abort_all();
@@ -40,7 +44,7 @@ absl::Status run_requests(Engine& engine, std::vector<Request> requests, const E
       if (!engine.healthy()) return absl::InternalError("the engine is dead");
       continue;
     }
-    on_output(*output);
+    on_output(output->id - first_id, *output);
     if (output->finish_reason != FinishReason::kNone) ++num_ended;
     if (output->finish_reason == FinishReason::kError) {
       abort_all();

@@ -15,9 +15,10 @@ struct EngineRunOptions {
   std::function<bool()> stop_wanted;  // asked between outputs; may be empty. Open requests are then aborted.
 };
 
-// Request i gets id i + 1. `on_output` sees every output in the order in which the engine made them. Returns when all
-// have ended. Errors: one that submit() refuses, one that ends with kError, a dead engine.
+// `on_output` sees every output with the index of its request, in the order in which the engine made them. Ids are
+// given here, unique in the process. Returns when all have ended. Errors: one that submit() refuses, one that ends with
+// kError, a dead engine.
 absl::Status run_requests(Engine& engine, std::vector<Request> requests, const EngineRunOptions& options,
-                          const std::function<void(const RequestOutput&)>& on_output);
+                          const std::function<void(size_t index, const RequestOutput&)>& on_output);
 
 }  // namespace moesaic

@@ -74,9 +74,9 @@ absl::Status eval_tasks(const EvalConfig& config) {
   MOESAIC_ASSIGN_OR_RETURN(const std::unique_ptr<ModelHost> host, ModelHost::load(config.model, {}));
   MOESAIC_ASSIGN_OR_RETURN(std::vector<Task> tasks, read_tasks(config.tasks, *host));
   const int max_open = config.model.max_running_requests * host->plan().model.layout.dp_size;
-  MOESAIC_RETURN_IF_ERROR(run_requests(host->engine(), make_requests(tasks, config.max_tokens),
-                                       {.max_open = max_open, .stop_wanted = {}},
-                                       [&](const RequestOutput& output) { tasks[output.id - 1].text += output.text; }));
+  MOESAIC_RETURN_IF_ERROR(
+      run_requests(host->engine(), make_requests(tasks, config.max_tokens), {.max_open = max_open, .stop_wanted = {}},
+                   [&](size_t index, const RequestOutput& output) { tasks[index].text += output.text; }));
   int64_t num_right = 0;
   for (size_t i = 0; i < tasks.size(); ++i) {
     const bool right = tasks[i].text == tasks[i].answer;

@@ -122,7 +122,7 @@ absl::Status run(GenerateConfig& config) {
   RequestOutput last;
   MOESAIC_RETURN_IF_ERROR(run_requests(host->engine(), std::move(requests),
                                        {.stop_wanted = [&] { return signals.stop_wanted(); }},
-                                       [&](const RequestOutput& output) {
+                                       [&](size_t, const RequestOutput& output) {
                                          if (first_ns == 0) first_ns = clock.now_ns();
                                          std::fputs(output.text.c_str(), stdout);
                                          std::fflush(stdout);

@@ -79,11 +79,12 @@ absl::StatusOr<EnginePlan> plan_engine(const ModelSettings& settings, const Mode
   plan.kv_bytes = plan.num_kv_blocks * block_bytes;
   plan.model.num_kv_blocks = plan.num_kv_blocks;
   plan.model.max_position = plan.context_length;
-  plan.model.max_chunks = settings.max_running_requests;
   plan.model.max_decode_tokens = settings.max_running_requests;
   const int64_t share = std::max(kDefaultTokensPerStep / layout.dp_size, kMinTokensPerStep);
   plan.model.max_tokens_per_step = std::max<int64_t>(
       settings.chunked_prefill_size > 0 ? settings.chunked_prefill_size : share, settings.max_running_requests);
+  // A preempted sequence is recomputed in pieces of at most 8 tokens.
+  plan.model.max_chunks = settings.max_running_requests + plan.model.max_tokens_per_step / 8 + 1;
   return plan;
 }
 

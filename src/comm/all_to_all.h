@@ -67,7 +67,8 @@ class AllToAll {
   virtual absl::Status combine_send(Stream& stream) = 0;
   virtual absl::Status combine_recv(Stream& stream, const Tensor& y /* [num_tokens, hidden] f32, overwritten */) = 0;
 
-  // The group fails with `why`: a rank that cannot go on tells the others, which would otherwise wait for the deadline.
+  // The group fails with `why`: a rank that cannot go on between two halves tells the others, which would otherwise
+  // wait for the deadline, and may give up x.
   virtual void abort(const absl::Status& why) = 0;
   // What this rank has really allocated: always buffer_bytes(options).
   virtual int64_t allocated_bytes() const = 0;

@@ -26,7 +26,23 @@ struct Batch {  // of one rank
   std::vector<float> x;        // [num_tokens, hidden]
   std::vector<int32_t> ids;    // [num_tokens, topk]
   std::vector<float> weights;  // [num_tokens, topk]
+  std::vector<float> carried;  // [num_tokens, hidden]: x as it should arrive
 };
+
+// Independent of the kernels: group by group through the scalar e4m3 conversions.
+std::vector<float> through_e4m3(std::vector<float> x, int64_t hidden) {
+  for (size_t row = 0; row < x.size(); row += hidden) {
+    for (int64_t begin = 0; begin < hidden; begin += 128) {
+      float* const group = x.data() + row + begin;
+      const int64_t count = std::min<int64_t>(hidden - begin, 128);
+      float amax = 1e-4f;
+      for (int64_t i = 0; i < count; ++i) amax = std::max(amax, std::fabs(group[i]));
+      const float scale = amax / 448.0f;
+      for (int64_t i = 0; i < count; ++i) group[i] = e4m3_to_f32(f32_to_e4m3(group[i] / scale)) * scale;
+    }
+  }
+  return x;
+}
 
 Batch make_batch(Rng& rng, const AllToAllOptions& options, int num_tokens, Routing routing) {
   const int topk = options.num_experts_per_tok;
@@ -48,20 +64,8 @@ Batch make_batch(Rng& rng, const AllToAllOptions& options, int num_tokens, Routi
     std::fill_n(batch.x.begin() + t * options.hidden, options.hidden, kNaN);  // padding rows hold anything
     std::fill_n(batch.weights.begin() + t * topk, topk, kNaN);
   }
+  batch.carried = options.fp8 ? through_e4m3(batch.x, options.hidden) : batch.x;
   return batch;
-}
-
-std::vector<float> carried(const AllToAllOptions& options, const Batch& batch, int token) {
-  const float* x = batch.x.data() + token * options.hidden;
-  std::vector<float> row(x, x + options.hidden);
-  if (!options.fp8) return row;
-  for (int64_t begin = 0; begin < options.hidden; begin += 128) {
-    const int64_t end = std::min(options.hidden, begin + 128);
-    float amax = 1e-4f;
-    for (int64_t i = begin; i < end; ++i) amax = std::max(amax, std::fabs(row[i]));
-    for (int64_t i = begin; i < end; ++i) row[i] = e4m3_to_f32(f32_to_e4m3(row[i] / (amax / 448.0f))) * (amax / 448.0f);
-  }
-  return row;
 }
 
 float expert(int slot, float x) {
@@ -71,7 +75,7 @@ float expert(int slot, float x) {
 std::vector<float> reference(const AllToAllOptions& options, const Batch& batch) {
   std::vector<float> y(batch.x.size(), 0.0f);
   for (int t = 0; t < batch.num_tokens; ++t) {
-    const std::vector<float> x = carried(options, batch, t);
+    const float* x = batch.carried.data() + t * options.hidden;
     for (int k = 0; k < options.num_experts_per_tok; ++k) {
       const int32_t slot = batch.ids[t * options.num_experts_per_tok + k];
       if (slot == -1) continue;
@@ -106,9 +110,9 @@ void check_rows(const AllToAllOptions& options, A2aMode mode, int rank, const st
     for (const Batch& batch : batches) {
       for (int t = 0; t < batch.num_tokens; ++t) {
         if (!sends(options, batch, t, static_cast<int>(own.begin + s))) continue;
-        const std::vector<float> want = carried(options, batch, t);
+        const float* want = batch.carried.data() + t * options.hidden;
         ASSERT_LT(row, rows.x.dim(0));
-        ASSERT_EQ(std::memcmp(rows.x.row<float>(row), want.data(), options.hidden * sizeof(float)), 0) << "row " << row;
+        ASSERT_EQ(std::memcmp(rows.x.row<float>(row), want, options.hidden * sizeof(float)), 0) << "row " << row;
         ++row;
       }
     }
@@ -135,58 +139,70 @@ DispatchArgs args_of(const AllToAllOptions& options, Batch& batch) {
           .topk_weights = Tensor(batch.weights.data(), DType::kF32, {n, topk})};
 }
 
-int limit_of(const AllToAllOptions& options, A2aMode mode) {
-  return mode == A2aMode::kNormal ? options.max_tokens_normal : options.max_tokens_low_latency;
+struct Step {
+  A2aMode mode;
+  std::vector<Batch> batches;             // of every rank
+  std::vector<std::vector<float>> wants;  // the result of every rank
+};
+
+std::vector<Step> make_steps(const AllToAllOptions& options, std::span<const A2aMode> modes, int num_steps,
+                             uint64_t seed) {
+  Rng rng(seed);
+  std::vector<Step> steps(num_steps);
+  for (int i = 0; i < num_steps; ++i) {
+    Step& step = steps[i];
+    step.mode = modes[rng.below(modes.size())];
+    const int limit = step.mode == A2aMode::kNormal ? options.max_tokens_normal : options.max_tokens_low_latency;
+    const auto routing = static_cast<Routing>(i < 4 ? i : rng.below(4));
+    for (int rank = 0; rank < options.num_ranks; ++rank) {
+      const auto drawn = static_cast<int>(rng.below(limit + 1));
+      const int num_tokens = i == 1 ? limit : rng.below(4) == 0 ? 0 : drawn;
+      step.batches.push_back(make_batch(rng, options, num_tokens, routing));
+      step.wants.push_back(reference(options, step.batches.back()));
+    }
+  }
+  return steps;
 }
 
-// One step of one rank. Everything a rank needs to know about the others is drawn from the common `batches`.
-void run_step(AllToAll& a2a, Stream& stream, const AllToAllOptions& options, A2aMode mode, int rank,
-              std::vector<Batch>& batches, Rng& delays, uint64_t odds) {
-  Batch mine = batches[rank];
-  sleep_sometimes(delays, odds, 300);
-  ASSERT_TRUE(a2a.dispatch_send(stream, mode, args_of(options, mine)).ok());
+// One step of one rank, which sleeps in one of `odds` places.
+void run_step(AllToAll& a2a, Stream& stream, const AllToAllOptions& options, int rank, const Step& step, Rng& delays,
+              uint64_t odds) {
+  Batch mine = step.batches[rank];
+  const auto pause = [&] { sleep_sometimes(delays, odds, 300); };
+  pause();
+  ASSERT_TRUE(a2a.dispatch_send(stream, step.mode, args_of(options, mine)).ok());
   std::fill(mine.ids.begin(), mine.ids.end(), 12345);  // only x has to stay
   std::fill(mine.weights.begin(), mine.weights.end(), kNaN);
-  sleep_sometimes(delays, odds, 300);
+  pause();
   ExpertRows rows;
   ASSERT_TRUE(a2a.dispatch_recv(stream, &rows).ok());
-  check_rows(options, mode, rank, batches, rows);
+  check_rows(options, step.mode, rank, step.batches, rows);
   if (::testing::Test::HasFatalFailure()) return;
   run_experts(options, rank, rows);
-  sleep_sometimes(delays, odds, 300);
+  pause();
   ASSERT_TRUE(a2a.combine_send(stream).ok());
-  sleep_sometimes(delays, odds, 300);
-  const std::vector<float> want = reference(options, mine = batches[rank]);
+  pause();
+  const std::vector<float>& want = step.wants[rank];
   std::vector<float> y(want.size(), kNaN);
   ASSERT_TRUE(a2a.combine_recv(stream, Tensor(y.data(), DType::kF32, {mine.num_tokens, options.hidden})).ok());
   ASSERT_TRUE(want.empty() || std::memcmp(y.data(), want.data(), y.size() * sizeof(float)) == 0);
 }
 
-void run_contract(const AllToAllOptions& options, std::span<const A2aMode> modes, int num_steps, uint64_t seed,
-                  uint64_t odds, int num_threads = 1) {
+void run_contract(AllToAllOptions options, std::span<const A2aMode> modes, int num_steps, uint64_t seed, uint64_t odds,
+                  int num_threads = 1) {
   SCOPED_TRACE(
       str_cat("seed ", seed, ", ranks ", options.num_ranks, ", slots ", options.num_slots, ", fp8 ", options.fp8));
+  options.timeout_ms = 300'000;  // sanitizers on a busy machine are slow
+  const std::vector<Step> steps = make_steps(options, modes, num_steps, seed);
   auto members = make_thread_all_to_all(options);
   ASSERT_TRUE(members.ok()) << members.status();
   run_ranks(options.num_ranks, [&](int rank) {
     ThreadPool pool(num_threads);
     Stream stream(pool);
-    Rng common(seed), delays(seed + 1 + rank);
-    for (int step = 0; step < num_steps; ++step) {
-      const A2aMode mode = modes[common.below(modes.size())];
-      const auto routing = static_cast<Routing>(step < 4 ? step : common.below(4));
-      std::vector<Batch> batches;
-      for (int r = 0; r < options.num_ranks; ++r) {
-        const int limit = limit_of(options, mode);
-        const auto drawn = static_cast<int>(common.below(limit + 1));
-        const int num_tokens = step == 1 ? limit : common.below(4) == 0 ? 0 : drawn;
-        batches.push_back(make_batch(common, options, num_tokens, routing));
-      }
-      run_step(*(*members)[rank], stream, options, mode, rank, batches, delays, odds);
-      if (::testing::Test::HasFatalFailure()) {
-        (*members)[rank]->abort(absl::InternalError("test failed"));
-        return;
-      }
+    Rng delays(seed + 1 + rank);
+    for (const Step& step : steps) {
+      run_step(*(*members)[rank], stream, options, rank, step, delays, odds);
+      if (::testing::Test::HasFatalFailure()) return (*members)[rank]->abort(absl::InternalError("test failed"));
     }
   });
 }
@@ -195,10 +211,11 @@ class AllToAllContract : public ::testing::TestWithParam<std::tuple<int, A2aMode
 
 TEST_P(AllToAllContract, MatchesThePlainReference) {
   const auto [num_ranks, mode, fp8] = GetParam();
-  for (int num_slots : {1, 5, 16, 32}) {  // also not divisible, and fewer slots than ranks
+  const std::vector<int> slot_counts = num_ranks < 32 ? std::vector{1, 5, 16, 32} : std::vector{5, 32, 40};
+  for (int num_slots : slot_counts) {  // also not divisible, and fewer slots than ranks
     AllToAllOptions options{.num_ranks = num_ranks,
                             .num_slots = num_slots,
-                            .hidden = num_slots == 5 ? 7 : 200,
+                            .hidden = num_slots == 5 ? 7 : 140,
                             .num_experts_per_tok = 4,
                             .max_tokens_normal = 9,
                             .max_tokens_low_latency = 3,
@@ -286,15 +303,17 @@ TEST(AllToAll, AStoppedRankIsNamedAndTheOthersFail) {
                                 .num_experts_per_tok = 2,
                                 .max_tokens_normal = 4,
                                 .max_tokens_low_latency = 4,
-                                .timeout_ms = 300};
+                                .timeout_ms = 2000};
   for (bool in_combine : {false, true}) {
     auto members = make_thread_all_to_all(options);
     ASSERT_TRUE(members.ok());
+    Rng rng(11);
+    const Batch any = make_batch(rng, options, 3, Routing::kRandom);
+    std::vector<Batch> batches(options.num_ranks, any);  // outlive the stopped rank, which others may still read
     run_ranks(options.num_ranks, [&](int rank) {
       ThreadPool pool(1);
       Stream stream(pool);
-      Rng rng(rank);
-      Batch batch = make_batch(rng, options, 3, Routing::kRandom);
+      Batch& batch = batches[rank];
       AllToAll& a2a = *(*members)[rank];
       ExpertRows rows;
       if (rank == 3 && !in_combine) return;
@@ -308,11 +327,11 @@ TEST(AllToAll, AStoppedRankIsNamedAndTheOthersFail) {
       }
       EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
       EXPECT_THAT(str_cat(status.message()),
-                  HasSubstr(str_cat("no sign of rank 3 of 5 within 300 ms in ", in_combine ? "combine" : "dispatch")));
+                  HasSubstr(str_cat("no sign of rank 3 of 5 within 2000 ms in ", in_combine ? "combine" : "dispatch")));
       const int64_t start_ns = real_clock().now_ns();
       EXPECT_TRUE(absl::IsDeadlineExceeded(a2a.dispatch_send(stream, A2aMode::kNormal, args_of(options, batch))));
       EXPECT_TRUE(absl::IsDeadlineExceeded(a2a.dispatch_recv(stream, &rows)));
-      EXPECT_LT(real_clock().now_ns() - start_ns, 250'000'000);
+      EXPECT_LT(real_clock().now_ns() - start_ns, 1'500'000'000);
     });
   }
 }

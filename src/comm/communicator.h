@@ -39,7 +39,7 @@ class Communicator {
 
 struct ThreadGroupOptions {
   int64_t timeout_ms = 30'000;
-  int spin_us = 20;  // spin this long before sleeping, in groups that have a CPU for every rank
+  int spin_us = 20;  // spin (or yield, where ranks outnumber CPUs) this long before sleeping
 };
 
 // The members of one group of threads in this process, by rank. They may outlive each other. 1 <= size <= kMaxRanks.

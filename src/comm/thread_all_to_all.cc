@@ -121,7 +121,7 @@ absl::Status ThreadAllToAll::check_args(A2aMode mode, const DispatchArgs& args) 
 }
 
 absl::Status ThreadAllToAll::dispatch_send(Stream& stream, A2aMode mode, const DispatchArgs& args) {
-  if (is_dead(Next::kDispatchSend)) return shared_->group.status();
+  if (is_dead(Next::kDispatchSend)) return shared_->group.error();
   if (absl::Status status = check_args(mode, args); !status.ok()) return die(status);
   if (absl::Status status = route(args); !status.ok()) return die(status);
   if (options_.fp8) quantize(stream, args);
@@ -197,11 +197,13 @@ void ThreadAllToAll::quantize(Stream& stream, const DispatchArgs& args) {
 }
 
 absl::Status ThreadAllToAll::dispatch_recv(Stream& stream, ExpertRows* rows) {
-  if (is_dead(Next::kDispatchRecv)) return shared_->group.status();
+  if (is_dead(Next::kDispatchRecv)) return shared_->group.error();
   if (absl::Status status = shared_->group.wait(rank_, "dispatch"); !status.ok()) return die(status);
   if (absl::Status status = check_modes(); !status.ok()) return die(status);
   place_groups();
+  if (absl::Status status = shared_->group.begin_reading(rank_); !status.ok()) return die(status);
   fetch(stream);
+  shared_->group.end_reading(rank_);
   const int64_t capacity = capacity_rows(options_, mode_);
   rows->x = Tensor(mine_.x(), DType::kF32, {capacity, options_.hidden});
   rows->y = Tensor(mine_.y(), DType::kF32, {capacity, options_.hidden});
@@ -290,14 +292,14 @@ void ThreadAllToAll::fetch_from(int source, int64_t begin, int64_t end) {
 }
 
 absl::Status ThreadAllToAll::combine_send(Stream&) {
-  if (is_dead(Next::kCombineSend)) return shared_->group.status();
+  if (is_dead(Next::kCombineSend)) return shared_->group.error();
   if (absl::Status status = shared_->group.arrive(rank_); !status.ok()) return die(status);
   next_ = Next::kCombineRecv;
   return absl::OkStatus();
 }
 
 absl::Status ThreadAllToAll::combine_recv(Stream& stream, const Tensor& y) {
-  if (is_dead(Next::kCombineRecv)) return shared_->group.status();
+  if (is_dead(Next::kCombineRecv)) return shared_->group.error();
   MOESAIC_CHECK_EQ(y.dtype(), DType::kF32);
   MOESAIC_CHECK_EQ(y.dim(0), num_tokens_);
   MOESAIC_CHECK_EQ(y.dim(1), options_.hidden);

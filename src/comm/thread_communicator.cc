@@ -81,12 +81,16 @@ class ThreadCommunicator final : public Communicator {
     }
     // Every rank sums one slice in place, then all fetch the slices of the others.
     MOESAIC_RETURN_IF_ERROR(meet(Op::kAllReduceSum, x.raw(), x.num_bytes()));
+    MOESAIC_RETURN_IF_ERROR(shared_->group.begin_reading(rank_));
     sum_slice(slice_begin(count, rank_), slice_begin(count, rank_ + 1), mine);
+    shared_->group.end_reading(rank_);
     MOESAIC_RETURN_IF_ERROR(meet(Op::kFinish, x.raw(), x.num_bytes()));
+    MOESAIC_RETURN_IF_ERROR(shared_->group.begin_reading(rank_));
     for (int r = 0; r < size(); ++r) {
       const int64_t begin = slice_begin(count, r), end = slice_begin(count, r + 1);
       if (r != rank_) copy(mine + begin, reinterpret_cast<float*>(cell(r).data) + begin, (end - begin) * sizeof(float));
     }
+    shared_->group.end_reading(rank_);
     return meet(Op::kFinish, nullptr, 0);
   }
 
@@ -98,7 +102,9 @@ class ThreadCommunicator final : public Communicator {
     const bool staged = num_bytes <= kStagingBytes;
     MOESAIC_RETURN_IF_ERROR(staged ? meet_staged(Op::kAllGatherRows, x.raw(), num_bytes)
                                    : meet(Op::kAllGatherRows, x.raw(), num_bytes));
+    MOESAIC_RETURN_IF_ERROR(shared_->group.begin_reading(rank_));
     for (int r = 0; r < size(); ++r) copy(y.data<std::byte>() + r * num_bytes, cell(r).data, num_bytes);
+    shared_->group.end_reading(rank_);
     return staged ? absl::OkStatus() : meet(Op::kFinish, nullptr, 0);
   }
 
@@ -134,6 +140,7 @@ class ThreadCommunicator final : public Communicator {
   }
 
   absl::Status meet_staged(Op op, const void* data, int64_t num_bytes) {
+    MOESAIC_RETURN_IF_ERROR(check_alive());
     std::byte* const staging =
         static_cast<std::byte*>(shared_->staging.data()) + ((turn_ ^ 1) * int64_t{size()} + rank_) * kStagingBytes;
     copy(staging, data, num_bytes);
@@ -141,17 +148,25 @@ class ThreadCommunicator final : public Communicator {
   }
 
   absl::Status meet(Op op, void* data, int64_t num_bytes) {
-    if (stopped_) return absl::CancelledError(str_cat("rank ", rank_, " was stopped by a test"));
+    MOESAIC_RETURN_IF_ERROR(check_alive());
     turn_ ^= 1;
     cell(rank_) = {.op = op, .num_bytes = num_bytes, .data = static_cast<std::byte*>(data)};
-    MOESAIC_RETURN_IF_ERROR(shared_->group.arrive(rank_));
-    MOESAIC_RETURN_IF_ERROR(shared_->group.wait(rank_, op_name(op)));
-    for (int r = 0; r < size(); ++r) {
+    absl::Status status = shared_->group.arrive(rank_);
+    if (status.ok()) status = shared_->group.wait(rank_, op_name(op));
+    for (int r = 0; status.ok() && r < size(); ++r) {
       const Cell& other = cell(r);
       if (other.op != op || other.num_bytes != num_bytes) [[unlikely]]
-        return disagreement();
+        status = disagreement();
     }
-    return absl::OkStatus();
+    dead_ = !status.ok();
+    return status;
+  }
+
+  // After a failed meeting slower ranks may still read older cells: nothing is written any more.
+  absl::Status check_alive() const {
+    if (stopped_) [[unlikely]]
+      return absl::CancelledError(str_cat("rank ", rank_, " was stopped by a test"));
+    return dead_ ? shared_->group.error() : absl::OkStatus();
   }
 
   // Everybody compares with rank 0, so that all ranks say the same.
@@ -167,6 +182,7 @@ class ThreadCommunicator final : public Communicator {
   std::shared_ptr<Shared> shared_;
   const int rank_;
   int turn_ = 0;
+  bool dead_ = false;
   bool stopped_ = false;
 };
 

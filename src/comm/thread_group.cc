@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <ctime>
 
@@ -36,7 +37,8 @@ inline void cpu_relax() {
 ThreadGroup::ThreadGroup(int size, int64_t timeout_ms, int spin_us, std::string_view name, std::string_view setting)
     : size_(size),
       timeout_ms_(timeout_ms),
-      spin_us_(size <= num_cpus() ? spin_us : 0),
+      spin_us_(spin_us),
+      yields_(size > num_cpus()),
       name_(name),
       setting_(setting),
       members_(size) {
@@ -45,7 +47,7 @@ ThreadGroup::ThreadGroup(int size, int64_t timeout_ms, int spin_us, std::string_
 }
 
 absl::Status ThreadGroup::arrive(int rank) {
-  if ((word_.load(std::memory_order_relaxed) & 1) != 0) return status();
+  if ((word_.load(std::memory_order_relaxed) & 1) != 0) return error();
   Member& member = members_[rank];
   const uint32_t phase = member.arrivals.load(std::memory_order_relaxed) + 1;
   member.arrivals.store(phase, std::memory_order_relaxed);
@@ -72,11 +74,16 @@ absl::Status ThreadGroup::wait(int rank, std::string_view what) {
   bool spinning = spin_us_ > 0;
   for (int spins = 0;; ++spins) {
     word = word_.load(std::memory_order_acquire);
-    if ((word & 1) != 0) return status();
+    if ((word & 1) != 0) return error();
     if (is_complete(word, phase)) return absl::OkStatus();
     if (spinning) {
-      cpu_relax();
-      if (spins % 32 == 31) spinning = clock.now_ns() < spin_end_ns;
+      if (yields_) {
+        sched_yield();
+      } else {
+        cpu_relax();
+        if (spins % 32 != 31) continue;
+      }
+      spinning = clock.now_ns() < spin_end_ns;
       continue;
     }
     const int64_t left_ns = deadline_ns - clock.now_ns();
@@ -118,12 +125,31 @@ absl::Status ThreadGroup::fail(const absl::Status& status) {
   }
   word_.fetch_or(1, std::memory_order_seq_cst);
   wake_all();
-  return this->status();
+  return error();
 }
 
-absl::Status ThreadGroup::status() const {
+absl::Status ThreadGroup::error() const {
+  const int64_t deadline_ns = real_clock().now_ns() + timeout_ms_ * 1'000'000;
+  const auto is_reading = [](const Member& member) { return member.reading.load(std::memory_order_seq_cst); };
+  // Reading is copying, it does not block; the deadline is there for a reader whose thread was killed.
+  while (std::any_of(members_.begin(), members_.end(), is_reading) && real_clock().now_ns() < deadline_ns) {
+    sched_yield();
+  }
   std::lock_guard lock(mutex_);
   return error_;
+}
+
+absl::Status ThreadGroup::begin_reading(int rank) {
+  if (size_ == 1) return absl::OkStatus();
+  // Either the failing rank sees the mark, or this rank sees the failure.
+  members_[rank].reading.store(true, std::memory_order_seq_cst);
+  if ((word_.load(std::memory_order_seq_cst) & 1) == 0) return absl::OkStatus();
+  end_reading(rank);
+  return error();
+}
+
+void ThreadGroup::end_reading(int rank) {
+  if (size_ > 1) members_[rank].reading.store(false, std::memory_order_release);
 }
 
 void ThreadGroup::wake_all() {

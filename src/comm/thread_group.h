@@ -2,9 +2,10 @@
 // one thread. A meeting has two halves: arrive() publishes everything the rank has written so far, wait() returns once
 // every rank has arrived and sees what they published. Each arrive() is followed by a wait() before the next arrive().
 //
-// Cost: one atomic add per arrival; only the last arrival wakes sleepers. Waiting spins briefly, and only where every
-// rank can have a CPU of its own, then sleeps. Nothing allocates or locks unless the group fails.
-// A failed group stays failed: every call returns the first error at once.
+// Cost: one atomic add per arrival; only the last arrival wakes sleepers. Waiting spins briefly (yielding where
+// ranks outnumber CPUs), then sleeps. Nothing allocates or locks unless the group fails.
+// A failed group stays failed: every call returns the first error at once. Once a rank has been given an error, nobody
+// reads its memory any more.
 #pragma once
 
 #include <atomic>
@@ -29,15 +30,21 @@ class ThreadGroup {
   // `what` names the operation in messages. Error: DEADLINE_EXCEEDED that names the ranks that have not arrived.
   absl::Status wait(int rank, std::string_view what);
 
-  // The group fails with `status` unless it failed before; wakes everybody. Returns the error of the group.
+  // Brackets reading memory that belongs to another rank: while it runs, no rank returns an error, after which it may
+  // free that memory. Never wait or arrive in between. Error: the group has failed; nothing may be read.
+  absl::Status begin_reading(int rank);
+  void end_reading(int rank);
+
+  // The group fails with `status` unless it failed before; wakes everybody. Returns error().
   absl::Status fail(const absl::Status& status);
-  // The error of the group; OK while it lives.
-  absl::Status status() const;
+  // The error of the failed group, once nobody is reading any more.
+  absl::Status error() const;
 
  private:
   // One cache line a rank, so that ranks do not disturb each other.
   struct alignas(64) Member {
     std::atomic<uint32_t> arrivals{0};
+    std::atomic<bool> reading{false};
   };
 
   std::vector<std::string> silent_ranks(uint32_t phase) const;
@@ -47,6 +54,8 @@ class ThreadGroup {
   const int size_;
   const int64_t timeout_ms_;
   const int spin_us_;
+  const bool
+      yields_;  // more ranks than CPUs: let the others run; halves the time of a meeting against sleeping at once
   const std::string name_;
   const std::string setting_;
   std::vector<Member> members_;

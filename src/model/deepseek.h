@@ -33,7 +33,7 @@ struct ModelOptions {
   int64_t num_kv_blocks = 0;        // of this DP group
   int64_t max_tokens_per_step = 0;  // of one DP group, prefill and decode together
   int64_t max_position = 0;         // positions [0, max_position) have RoPE entries
-  int64_t max_chunks = 0;           // SequenceChunks of one DP group in one step
+  int64_t max_chunks = 0;           // sequences of one DP group in one step; generated tokens may come in pieces of 8
   int64_t max_decode_tokens = 0;    // of one DP group in a step that is all low-latency
   bool load_mtp = false;
 };

@@ -6,6 +6,12 @@ namespace moesaic {
 namespace {
 
 constexpr int64_t kAlignment = 64;
+constexpr int32_t kMaxAbsorbedQueries = 8;  // of one span (mla_decode)
+
+// A sequence's generated tokens may come in pieces of at least kMaxAbsorbedQueries (the last one may be shorter).
+int64_t max_pieces(const ModelOptions& options) {
+  return options.max_chunks + options.max_tokens_per_step / kMaxAbsorbedQueries;
+}
 
 // Adds tensors up as the Arena does.
 class BytesSum {
@@ -110,45 +116,62 @@ absl::Status validate_options(const ModelConfig& config, const ModelOptions& opt
 ForwardPlan::ForwardPlan(const ModelOptions& options, int tp_rank) : options_(options), tp_rank_(tp_rank) {
   positions_.reserve(options.max_tokens_per_step);
   slots_.reserve(options.max_tokens_per_step);
-  decode_.reserve(options.max_chunks);
-  prefill_.reserve(options.max_chunks);
+  // A piece becomes one span, and one more for every kMaxAbsorbedQueries of its tokens.
+  spans_.reserve(max_pieces(options) + options.max_tokens_per_step / kMaxAbsorbedQueries);
+  runs_.reserve(max_pieces(options));
+}
+
+void ForwardPlan::add_tokens(const SequenceChunk& chunk) {
+  const int64_t block_tokens = options_.kv_block_tokens;
+  MOESAIC_CHECK_EQ(chunk.token_begin, static_cast<int32_t>(positions_.size()));
+  for (int32_t p = chunk.kv_begin; p < chunk.kv_begin + chunk.num_tokens; ++p) {
+    positions_.push_back(p);
+    slots_.push_back(static_cast<int32_t>(chunk.block_table[p / block_tokens] * block_tokens + p % block_tokens));
+  }
+}
+
+// Appends to the last run, or opens one when the path changes. spans_ never grows past its capacity, so that the runs'
+// views stay valid.
+void ForwardPlan::add_spans(const SequenceChunk& chunk, MicroBatch& micro) {
+  const bool is_absorbed = !chunk.is_prefill;
+  if (runs_.empty() || runs_.back().is_absorbed != is_absorbed) {
+    runs_.push_back({.tokens = {chunk.token_begin, chunk.token_begin},
+                     .is_absorbed = is_absorbed,
+                     .latent_begin = micro.num_absorbed_tokens,
+                     .spans = {spans_.data() + spans_.size(), 0}});
+  }
+  AttentionRun& run = runs_.back();
+  const int32_t piece = is_absorbed ? kMaxAbsorbedQueries : std::max(chunk.num_tokens, 1);
+  for (int32_t at = 0; at < chunk.num_tokens; at += piece) {
+    const int32_t num_queries = std::min(piece, chunk.num_tokens - at);
+    spans_.push_back({.q_begin = static_cast<int32_t>(chunk.token_begin + at - run.tokens.begin),
+                      .q_len = num_queries,
+                      .kv_len = chunk.kv_begin + at + num_queries,
+                      .block_table = chunk.block_table});
+    run.spans = {run.spans.data(), run.spans.size() + 1};
+  }
+  run.tokens.end += chunk.num_tokens;
+  if (is_absorbed) micro.num_absorbed_tokens += chunk.num_tokens;
 }
 
 MicroBatch ForwardPlan::build(const ForwardBatch& batch) {
-  const int64_t block_tokens = options_.kv_block_tokens;
   MicroBatch micro;
   micro.num_tokens = static_cast<int64_t>(batch.token_ids.size());
   micro.a2a_mode = batch.a2a_mode;
   MOESAIC_CHECK_LE(micro.num_tokens, options_.max_tokens_per_step);
-  MOESAIC_CHECK_LE(static_cast<int64_t>(batch.chunks.size()), options_.max_chunks);
+  MOESAIC_CHECK_LE(static_cast<int64_t>(batch.chunks.size()), max_pieces(options_));
   positions_.clear();
   slots_.clear();
-  decode_.clear();
-  prefill_.clear();
+  spans_.clear();
+  runs_.clear();
   for (const SequenceChunk& chunk : batch.chunks) {
-    MOESAIC_CHECK_EQ(chunk.token_begin, static_cast<int32_t>(positions_.size()));
-    for (int32_t p = chunk.kv_begin; p < chunk.kv_begin + chunk.num_tokens; ++p) {
-      positions_.push_back(p);
-      slots_.push_back(static_cast<int32_t>(chunk.block_table[p / block_tokens] * block_tokens + p % block_tokens));
-    }
-    AttentionSpan span = {.q_begin = chunk.token_begin,
-                          .q_len = chunk.num_tokens,
-                          .kv_len = chunk.kv_begin + chunk.num_tokens,
-                          .block_table = chunk.block_table};
-    if (chunk.is_prefill) {
-      span.q_begin -= static_cast<int32_t>(micro.num_decode_tokens);
-      prefill_.push_back(span);
-    } else {
-      MOESAIC_CHECK(prefill_.empty());  // generated tokens come first
-      decode_.push_back(span);
-      micro.num_decode_tokens += chunk.num_tokens;
-    }
+    add_tokens(chunk);
+    add_spans(chunk, micro);
   }
   MOESAIC_CHECK_EQ(static_cast<int64_t>(positions_.size()), micro.num_tokens);
   micro.positions = positions_;
   micro.slots = slots_;
-  micro.decode = decode_;
-  micro.prefill = prefill_;
+  micro.runs = runs_;
   const int64_t tp_size = options_.layout.tp_size;
   micro.ffn_slice = (micro.num_tokens + tp_size - 1) / tp_size;
   micro.ffn_tokens.begin = std::min(tp_rank_ * micro.ffn_slice, micro.num_tokens);

@@ -17,17 +17,19 @@ absl::Status validate_options(const ModelConfig& config, const ModelOptions& opt
 class ForwardPlan {
  public:
   ForwardPlan(const ModelOptions& options, int tp_rank);
-  // The result's spans point into this object and are valid until the next build(). Chunks with generated tokens come
-  // first.
+  // The result's spans point into this object and are valid until the next build(). Chunks may come in any order.
   MicroBatch build(const ForwardBatch& batch);
 
  private:
+  void add_tokens(const SequenceChunk& chunk);
+  void add_spans(const SequenceChunk& chunk, MicroBatch& micro);
+
   const ModelOptions options_;
   const int tp_rank_;
   std::vector<int32_t> positions_;
   std::vector<int32_t> slots_;
-  std::vector<AttentionSpan> decode_;
-  std::vector<AttentionSpan> prefill_;
+  std::vector<AttentionSpan> spans_;
+  std::vector<AttentionRun> runs_;
 };
 
 }  // namespace moesaic

@@ -21,18 +21,25 @@ struct RankShape {
   int64_t latent() const { return lora + rope; }
 };
 
+// Neighbouring tokens of a step that take the same attention path.
+struct AttentionRun {
+  Range tokens;
+  bool is_absorbed = false;              // generated tokens; else the expanded path
+  int64_t latent_begin = 0;              // row in MicroBatch::q_latent of its first token, if absorbed
+  std::span<const AttentionSpan> spans;  // q_begin counted from tokens.begin
+};
+
 // A micro-batch on its way through the layers. Tensors named here live until the operation that uses them last; all
 // come from the arena and are given back when the layer ends.
 struct MicroBatch {
   // The whole step.
   int64_t num_tokens = 0;
-  int64_t num_decode_tokens = 0;           // tokens [0, num_decode_tokens) take the absorbed path
-  std::span<const int32_t> positions;      // [num_tokens]
-  std::span<const int32_t> slots;          // [num_tokens] cache rows
-  std::span<const AttentionSpan> decode;   // over tokens [0, num_decode_tokens)
-  std::span<const AttentionSpan> prefill;  // over the rest, q_begin counted from num_decode_tokens
-  Range ffn_tokens;                        // this TP rank's slice for gate, experts and FFN
-  int64_t ffn_slice = 0;                   // slice length, the same on every TP rank (the last ones may be padded)
+  int64_t num_absorbed_tokens = 0;
+  std::span<const int32_t> positions;  // [num_tokens]
+  std::span<const int32_t> slots;      // [num_tokens] cache rows
+  std::span<const AttentionRun> runs;  // cover all tokens
+  Range ffn_tokens;                    // this TP rank's slice for gate, experts and FFN
+  int64_t ffn_slice = 0;               // slice length, the same on every TP rank (the last ones may be padded)
   A2aMode a2a_mode = A2aMode::kNormal;
   Tensor x;  // [num_tokens, hidden] residual stream
 
@@ -40,7 +47,7 @@ struct MicroBatch {
   Tensor normed;        // [num_tokens, hidden] input of attention, then of the FFN
   Tensor qkv_a;         // [num_tokens, n of qkv_a]
   Tensor q;             // [num_tokens, heads, nope + rope]
-  Tensor q_latent;      // [num_decode_tokens, heads, lora + rope]
+  Tensor q_latent;      // [num_absorbed_tokens, heads, lora + rope]
   Tensor attn;          // [num_tokens, heads * v]
   Tensor topk_ids;      // [ffn tokens, k] i32
   Tensor topk_weights;  // [ffn tokens, k] f32

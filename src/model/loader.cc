@@ -40,8 +40,11 @@ class LayerLoader {
     const Range q_rows = {mine.begin * qk, mine.end * qk};
     Part q = TensorReader::whole(prefix + "q_a_proj", config_.q_lora_rank, hidden);
     if (config_.q_lora_rank == 0) q = {prefix + "q_proj", heads * qk, hidden, q_rows, {0, hidden}};
-    const std::vector<Part> qkv_a = {q,
-                                     TensorReader::whole(prefix + "kv_a_proj_with_mqa", config_.latent_dim(), hidden)};
+    Part kv_a = TensorReader::whole(prefix + "kv_a_proj_with_mqa", config_.latent_dim(), hidden);
+    // As in DeepSeek's modelling code: q_proj never has a bias.
+    q.has_bias = config_.attention_bias && config_.q_lora_rank > 0;
+    kv_a.has_bias = config_.attention_bias;
+    const std::vector<Part> qkv_a = {q, kv_a};
     MOESAIC_RETURN_IF_ERROR(take(reader_.weight(qkv_a), &mla->qkv_a));
     MOESAIC_RETURN_IF_ERROR(take(reader_.bias(qkv_a), &mla->qkv_a_bias));
     if (config_.q_lora_rank > 0) {
@@ -53,7 +56,8 @@ class LayerLoader {
     MOESAIC_RETURN_IF_ERROR(take(reader_.vector(prefix + "kv_a_layernorm.weight", lora), &mla->kv_a_norm));
     MOESAIC_RETURN_IF_ERROR(load_kv_b(prefix + "kv_b_proj", mine, mla));
     const int64_t v = config_.v_head_dim;
-    const Part o = {prefix + "o_proj", hidden, heads * v, {0, hidden}, {mine.begin * v, mine.end * v}};
+    Part o = {prefix + "o_proj", hidden, heads * v, {0, hidden}, {mine.begin * v, mine.end * v}};
+    o.has_bias = config_.attention_bias;
     MOESAIC_RETURN_IF_ERROR(take(reader_.weight({o}), &mla->o));
     return tp_rank_ == 0 ? take(reader_.bias({o}), &mla->o_bias) : absl::OkStatus();
   }

@@ -13,18 +13,48 @@ Tensor by_head(const Tensor& matrix, int64_t heads) {
   return Tensor(matrix.raw(), matrix.dtype(), {matrix.dim(0), heads, matrix.dim(1) / heads});
 }
 
-// q into the latent space: W_UK^T q_nope, with the rotated part beside it.
+// q of the absorbed runs into the latent space: W_UK^T q_nope, with the rotated part beside it.
 void absorb_queries(const LayerContext& context, MicroBatch& batch) {
   const RankShape& shape = context.shape;
-  const int64_t num_tokens = batch.num_decode_tokens;
-  batch.q_latent = context.arena.alloc(DType::kF32, {num_tokens, shape.heads, shape.latent()});
-  if (num_tokens == 0) return;
-  const Tensor q = batch.q.rows(0, num_tokens);
-  head_linear(context.stream, {.x = q, .weights = context.weights.mla.absorb_q, .y = batch.q_latent});
-  for (int64_t i = 0; i < num_tokens * shape.heads; ++i) {
-    std::memcpy(batch.q_latent.f32() + i * shape.latent() + shape.lora, q.f32() + i * shape.qk() + shape.nope,
-                shape.rope * sizeof(float));
+  batch.q_latent = context.arena.alloc(DType::kF32, {batch.num_absorbed_tokens, shape.heads, shape.latent()});
+  for (const AttentionRun& run : batch.runs) {
+    if (!run.is_absorbed) continue;
+    const Tensor q = batch.q.rows(run.tokens.begin, run.tokens.end);
+    const Tensor latent = batch.q_latent.rows(run.latent_begin, run.latent_begin + run.tokens.size());
+    head_linear(context.stream, {.x = q, .weights = context.weights.mla.absorb_q, .y = latent});
+    for (int64_t i = 0; i < run.tokens.size() * shape.heads; ++i) {
+      std::memcpy(latent.f32() + i * shape.latent() + shape.lora, q.f32() + i * shape.qk() + shape.nope,
+                  shape.rope * sizeof(float));
+    }
   }
+}
+
+void run_absorbed(const LayerContext& context, const MicroBatch& batch, const AttentionRun& run, const Tensor& out) {
+  const RankShape& shape = context.shape;
+  Arena::Scope scope(context.arena);
+  const Tensor o_latent = context.arena.alloc(DType::kF32, {run.tokens.size(), shape.heads, shape.lora});
+  mla_decode(context.stream, {.q = batch.q_latent.rows(run.latent_begin, run.latent_begin + run.tokens.size()),
+                              .cache = context.cache,
+                              .spans = run.spans,
+                              .softmax_scale = context.config.softmax_scale(),
+                              .out = o_latent,
+                              .arena = &context.arena});
+  head_linear(context.stream, {.x = o_latent, .weights = context.weights.mla.absorb_v, .y = out});
+}
+
+void run_expanded(const LayerContext& context, const MicroBatch& batch, const AttentionRun& run, const Tensor& out) {
+  const PackedWeight& kv_b = context.weights.mla.kv_b;
+  Arena::Scope scope(context.arena);
+  mla_prefill(context.stream, {.q = batch.q.rows(run.tokens.begin, run.tokens.end),
+                               .cache = context.cache,
+                               .kv_b = &kv_b,
+                               .fp8 = context.fp8 && kv_b.dtype() == DType::kE4M3,
+                               .nope_dim = context.shape.nope,
+                               .v_dim = context.shape.v,
+                               .spans = run.spans,
+                               .softmax_scale = context.config.softmax_scale(),
+                               .out = out,
+                               .arena = &context.arena});
 }
 
 }  // namespace
@@ -69,33 +99,11 @@ absl::Status attention_inputs(const LayerContext& context, MicroBatch& batch) {
 absl::Status attention_core(const LayerContext& context, MicroBatch& batch) {
   const RankShape& shape = context.shape;
   const MlaWeights& mla = context.weights.mla;
-  const float scale = context.config.softmax_scale();
-  const int64_t num_decode = batch.num_decode_tokens;
   batch.attn = context.arena.alloc(DType::kF32, {batch.num_tokens, shape.heads * shape.v});
   const Tensor out = by_head(batch.attn, shape.heads);
-  if (num_decode > 0) {
-    Arena::Scope scope(context.arena);
-    const Tensor o_latent = context.arena.alloc(DType::kF32, {num_decode, shape.heads, shape.lora});
-    mla_decode(context.stream, {.q = batch.q_latent,
-                                .cache = context.cache,
-                                .spans = batch.decode,
-                                .softmax_scale = scale,
-                                .out = o_latent,
-                                .arena = &context.arena});
-    head_linear(context.stream, {.x = o_latent, .weights = mla.absorb_v, .y = out.rows(0, num_decode)});
-  }
-  if (num_decode < batch.num_tokens) {
-    Arena::Scope scope(context.arena);
-    mla_prefill(context.stream, {.q = batch.q.rows(num_decode, batch.num_tokens),
-                                 .cache = context.cache,
-                                 .kv_b = &mla.kv_b,
-                                 .fp8 = context.fp8 && mla.kv_b.dtype() == DType::kE4M3,
-                                 .nope_dim = shape.nope,
-                                 .v_dim = shape.v,
-                                 .spans = batch.prefill,
-                                 .softmax_scale = scale,
-                                 .out = out.rows(num_decode, batch.num_tokens),
-                                 .arena = &context.arena});
+  for (const AttentionRun& run : batch.runs) {
+    const Tensor rows = out.rows(run.tokens.begin, run.tokens.end);
+    run.is_absorbed ? run_absorbed(context, batch, run, rows) : run_expanded(context, batch, run, rows);
   }
   const Tensor projected = batch.normed;  // no longer needed as input
   quantised_linear(context, batch.attn, mla.o, mla.o_bias.tensor, projected);

@@ -79,13 +79,17 @@ absl::StatusOr<OwnedTensor> TensorReader::bias(const std::vector<Part>& parts) c
   bool any = false;
   for (const Part& part : parts) {
     total += part.rows.size();
-    any = any || contains(part.name + ".bias");
+    any = any || part.has_bias;
+    if (!part.has_bias && contains(part.name + ".bias")) {
+      return absl::InvalidArgumentError(str_cat(
+          "tensor ", part.name, ".bias is in the checkpoint, but config.json (attention_bias) has no place for it"));
+    }
   }
   if (!any) return OwnedTensor();
   OwnedTensor owned = make_owned(DType::kF32, {total});
   float* to = owned.tensor.f32();
   for (const Part& part : parts) {
-    if (contains(part.name + ".bias")) {
+    if (part.has_bias) {
       MOESAIC_ASSIGN_OR_RETURN(OwnedTensor one, vector(part.name + ".bias", part.n));
       std::memcpy(to, one.tensor.f32() + part.rows.begin, part.rows.size() * sizeof(float));
     }

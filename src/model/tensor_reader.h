@@ -21,6 +21,7 @@ class TensorReader {
     Range rows;
     Range cols;
     bool transpose = false;
+    bool has_bias = false;
   };
   static Part whole(std::string name, int64_t n, int64_t k) { return {std::move(name), n, k, {0, n}, {0, k}}; }
 
@@ -28,7 +29,8 @@ class TensorReader {
   absl::StatusOr<PackedWeight> weight(const std::vector<Part>& parts) const;
   // NAME as f32, shape [n].
   absl::StatusOr<OwnedTensor> vector(const std::string& name, int64_t n) const;
-  // Biases of the parts, stacked; undefined if no part has one, zeros for those without.
+  // Biases of the parts, stacked. A part with `has_bias` must have one, the others must not (zeros stand for theirs);
+  // undefined if none has.
   absl::StatusOr<OwnedTensor> bias(const std::vector<Part>& parts) const;
   // NAME.weight [n, k] as it is stored (bf16 or f32), copied.
   absl::StatusOr<OwnedTensor> table(const std::string& name, int64_t n, int64_t k) const;

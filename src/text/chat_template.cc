@@ -13,7 +13,19 @@ namespace {
 constexpr size_t kMaxTemplateBytes = 1 << 20;
 constexpr size_t kMaxConfigBytes = 64 << 20;
 
+// What a rendering may cost: DeepSeek's templates take about 30 steps for each value of a message.
+constexpr int64_t kBaseSteps = 1'000'000;
+constexpr int64_t kStepsPerValue = 500;
+
 using Json = nlohmann::ordered_json;
+
+int64_t count_values(const Json& json) {  // of bounded depth: the variables have been converted
+  int64_t count = 1;
+  if (json.is_structured()) {
+    for (const Json& item : json) count += count_values(item);
+  }
+  return count;
+}
 
 // A token is a string, an object with "content", or absent.
 std::string token_text(const Json& config, const char* key) {
@@ -96,7 +108,7 @@ absl::StatusOr<std::string> ChatTemplate::render(const nlohmann::ordered_json& v
     MOESAIC_ASSIGN_OR_RETURN(jinja::Value value, jinja::Value::from_json(json));
     scope.emplace_back(name, std::move(value));
   }
-  return jinja::render_template(impl_->body, std::move(scope));
+  return jinja::render_template(impl_->body, std::move(scope), kBaseSteps + kStepsPerValue * count_values(variables));
 }
 
 bool ChatTemplate::opens_reasoning(std::string_view rendered) {

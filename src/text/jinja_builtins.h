@@ -12,8 +12,9 @@ namespace moesaic::jinja {
 
 class Context {
  public:
-  static constexpr int64_t kMaxSteps = 5'000'000;
   static constexpr int64_t kMaxBytes = 256 << 20;  // of all strings and lists made on the way
+
+  explicit Context(int64_t max_steps) : max_steps_(max_steps), steps_left_(max_steps) {}
 
   bool failed() const { return !status_.ok(); }
   const absl::Status& status() const { return status_; }
@@ -27,7 +28,8 @@ class Context {
 
  private:
   absl::Status status_;
-  int64_t steps_left_ = kMaxSteps;
+  int64_t max_steps_;
+  int64_t steps_left_;
   int64_t bytes_left_ = kMaxBytes;
 };
 

@@ -12,7 +12,7 @@ Value Context::fail(Place place, std::string_view message) {
 
 bool Context::step(Place place, int64_t steps) {
   steps_left_ -= steps;
-  if (steps_left_ < 0) fail(place, str_cat("rendering took more than ", kMaxSteps, " steps"));
+  if (steps_left_ < 0) fail(place, str_cat("rendering took more than ", max_steps_, " steps"));
   return !failed();
 }
 

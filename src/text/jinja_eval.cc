@@ -15,7 +15,7 @@ enum class Flow : uint8_t { kNext, kBreak, kContinue };
 
 class Evaluator {
  public:
-  explicit Evaluator(Dict variables) {
+  Evaluator(Dict variables, int64_t max_steps) : context_(max_steps) {
     scopes_.emplace_back();
     for (auto& [name, value] : variables) scopes_[0][name] = std::move(value);
   }
@@ -319,8 +319,8 @@ Value Evaluator::eval(const Expr& expr) {
 
 }  // namespace
 
-absl::StatusOr<std::string> render_template(const Body& body, Dict variables) {
-  return Evaluator(std::move(variables)).run(body);
+absl::StatusOr<std::string> render_template(const Body& body, Dict variables, int64_t max_steps) {
+  return Evaluator(std::move(variables), max_steps).run(body);
 }
 
 }  // namespace moesaic::jinja

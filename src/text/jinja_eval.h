@@ -9,6 +9,6 @@ namespace moesaic::jinja {
 
 constexpr size_t kMaxOutputBytes = 64 << 20;
 
-absl::StatusOr<std::string> render_template(const Body& body, Dict variables);
+absl::StatusOr<std::string> render_template(const Body& body, Dict variables, int64_t max_steps);
 
 }  // namespace moesaic::jinja

@@ -1,5 +1,7 @@
 #include "text/pre_tokenizer.h"
 
+#include "text/unicode_classes.h"
+
 namespace moesaic {
 
 namespace {
@@ -58,17 +60,6 @@ class PartCollector {
   bool previous_match_ = false;
 };
 
-// PCRE2 counts U+180E as a space, Oniguruma (after Unicode 6.3) does not: the patterns see U+2060 in its place, which
-// has the same category and length.
-std::string_view hide_vowel_separators(std::string_view text, std::string& shadow) {
-  constexpr std::string_view kVowelSeparator = "\xE1\xA0\x8E";
-  size_t at = text.find(kVowelSeparator);
-  if (at == std::string_view::npos) return text;
-  shadow = text;
-  for (; at != std::string::npos; at = shadow.find(kVowelSeparator, at)) shadow.replace(at, 3, "\xE2\x81\xA0");
-  return shadow;
-}
-
 }  // namespace
 
 void PreTokenizer::apply(const SplitStep& step, std::string_view text, Scratch& scratch) {
@@ -105,11 +96,11 @@ std::string_view PreTokenizer::prefix_pieces(std::string_view text, Scratch& scr
 std::string_view PreTokenizer::split(std::string_view text, Scratch& scratch) const {
   scratch.pieces.clear();
   if (!text.empty()) scratch.pieces.push_back({0, static_cast<uint32_t>(text.size())});
-  std::string_view seen = hide_vowel_separators(text, scratch.shadow);
+  std::string_view seen = with_reference_classes(text, scratch.shadow);
   for (int i = 0; i <= static_cast<int>(steps_.size()); ++i) {
     if (i == prefix_space_before_) {
       text = prefix_pieces(text, scratch);
-      seen = hide_vowel_separators(text, scratch.shadow);
+      seen = with_reference_classes(text, scratch.shadow);
     }
     if (i < static_cast<int>(steps_.size())) apply(steps_[i], seen, scratch);
   }

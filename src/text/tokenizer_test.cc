@@ -130,6 +130,18 @@ TEST(Tokenizer, InvalidUtf8BecomesReplacementCharacters) {
   EXPECT_EQ(tokenizer->encode("a\xFFz\xE2\x82"), tokenizer->encode("a\uFFFDz\uFFFD"));
 }
 
+// Characters newer than PCRE2's tables, and U+180E: ids from Hugging Face tokenizers.
+TEST(Tokenizer, NewCharactersSplitAsInTheReference) {
+  const auto tokenizer = demo_tokenizer();
+  const std::pair<const char*, Ids> rows[] = {
+      {"hi \U0001FACE!", {3471, 223, 175, 256, 107, 239, 3}},
+      {"a\u2429\U0001F6DC b", {67, 161, 241, 105, 175, 256, 252, 253, 274}},
+      {"x\u180Ey \u180E z", {90, 160, 257, 239, 91, 223, 160, 257, 239, 223, 92}},
+      {"\U00031350\u1C89q", {175, 112, 238, 241, 160, 113, 234, 83}},
+  };
+  for (const auto& [text, ids] : rows) EXPECT_EQ(tokenizer->encode(text), ids) << text;
+}
+
 TEST(Tokenizer, SplitBehaviours) {
   const auto pieces = [](const char* behavior, bool invert) {
     nlohmann::ordered_json json = byte_tokenizer();

@@ -1,0 +1,133 @@
+"""Many streams at once for a while, some of them abandoned, then: no error, memory and KV blocks as before. Usage:
+soak.py [MOESAIC_BINARY [MODEL_DIR]] [--seconds 60] [--streams 64] [--seed 1]. Standard library only."""
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+
+import server as server_module
+
+READ_TIMEOUT_S = 120
+WARM_UP_S = 5
+MAX_GROWTH_BYTES = 32 << 20  # of resident memory between the warm-up and the end
+QUESTIONS = ("Tell me a tale.", "What is 14 + 27?", "Spell the word river.", "Sort 5 3 9 1.", "Say hello.")
+
+
+class Totals:
+    def __init__(self):
+        self.streams = self.tokens = self.abandoned = 0
+        self.errors = []
+
+
+def body_of(rng, name):
+    return {"model": name, "messages": [{"role": "user", "content": rng.choice(QUESTIONS) + " " * rng.randrange(3)}],
+            "max_tokens": rng.choice((4, 16, 64, 128)), "temperature": rng.choice((0, 1)), "stream": True,
+            "n": rng.choice((1, 1, 1, 2)), "stream_options": {"include_usage": True}}
+
+
+async def send(port, body):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = json.dumps(body).encode()
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                 b"Content-Type: application/json\r\nContent-Length: " + str(len(data)).encode() + b"\r\n\r\n" + data)
+    await writer.drain()
+    return reader, writer
+
+
+async def events(reader):
+    """The data of each event; checks status and framing."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 "), head + await reader.read(2000)
+    assert b"transfer-encoding: chunked" in head.lower(), head
+    pending = b""
+    while True:
+        size = int(await reader.readuntil(b"\r\n"), 16)
+        pending += (await reader.readexactly(size + 2))[:-2]
+        if size == 0:
+            break
+        *whole, pending = pending.split(b"\n\n")
+        for event in whole:
+            assert event.startswith(b"data: "), event
+            yield event[6:].decode()
+    assert not pending, pending
+
+
+async def read_stream(reader, body, totals):
+    reasons, last, usage = [], "", None
+    async for data in events(reader):
+        assert last != "[DONE]", "an event after [DONE]"
+        last = data
+        if data == "[DONE]":
+            continue
+        chunk = json.loads(data)
+        assert "error" not in chunk, data
+        usage = chunk.get("usage") or usage
+        reasons += [choice["finish_reason"] for choice in chunk["choices"] if choice["finish_reason"]]
+    assert last == "[DONE]" and len(reasons) == body["n"] and set(reasons) <= {"stop", "length"}, (last, reasons)
+    assert 0 < usage["completion_tokens"] <= body["n"] * body["max_tokens"], usage
+    totals.tokens += usage["completion_tokens"]
+
+
+async def one_stream(rng, server, totals):
+    body = body_of(rng, server.name)
+    reader, writer = await send(server.port, body)
+    try:
+        if rng.random() < 0.1:  # leaves without a word, somewhere in the head or the first chunks
+            await asyncio.wait_for(reader.read(rng.randrange(1, 2000)), READ_TIMEOUT_S)
+            writer.transport.abort()
+            totals.abandoned += 1
+            return
+        await asyncio.wait_for(read_stream(reader, body, totals), READ_TIMEOUT_S)
+        totals.streams += 1
+    finally:
+        writer.close()
+
+
+async def client(seed, end, server, totals):
+    rng = random.Random(seed)
+    while time.monotonic() < end and len(totals.errors) < 10:
+        try:
+            await one_stream(rng, server, totals)
+        except Exception as error:  # counted, and shown at the end
+            totals.errors.append(f"{type(error).__name__}: {error}")
+
+
+async def load(seed, seconds, num_streams, server, totals):
+    end = time.monotonic() + seconds
+    await asyncio.gather(*(client(seed * 1000 + i, end, server, totals) for i in range(num_streams)))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program", nargs="?", default=server_module.DEFAULT_PROGRAM)
+    parser.add_argument("model", nargs="?", default=server_module.DEFAULT_MODEL)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with server_module.Server(options.program, options.model) as server:
+        totals = Totals()
+        asyncio.run(load(options.seed, min(WARM_UP_S, options.seconds), options.streams, server, totals))
+        server.wait_at_rest()
+        before = server.rss_bytes()
+        start = time.monotonic()
+        tokens_before = totals.tokens
+        asyncio.run(load(options.seed + 1, options.seconds, options.streams, server, totals))
+        elapsed = time.monotonic() - start
+        server.wait_at_rest()
+        growth = server.rss_bytes() - before
+        assert server.request("GET", "/health_generate")[0] == 200
+        code = server.stop()
+    print(f"seed {options.seed}: {totals.streams} streams, {totals.abandoned} abandoned, "
+          f"{(totals.tokens - tokens_before) / elapsed:.0f} tokens/s, memory {growth / 2**20:+.1f} MiB, exit code {code}")
+    for error in totals.errors:
+        print("error:", error)
+    good = not totals.errors and totals.streams > 0 and growth <= MAX_GROWTH_BYTES and code == 0
+    print("1 passed, 0 failed" if good else "0 passed, 1 failed")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
