@@ -11,6 +11,8 @@
 namespace moesaic {
 namespace {
 
+constexpr size_t kChoiceBufferBytes = 16 << 10;
+
 std::string random_hex() {
   static constexpr char kHex[] = "0123456789abcdef";
   std::string out;
@@ -57,7 +59,9 @@ CompletionJob::~CompletionJob() {
 }
 
 absl::Status CompletionJob::submit(std::function<void()> wake) {
-  const size_t max_bytes = stream_ ? max_buffer_bytes_ : std::numeric_limits<size_t>::max();
+  // A step gives every choice an output at once: room for some steps, however many choices there are.
+  const size_t max_bytes =
+      stream_ ? max_buffer_bytes_ + choices_.size() * kChoiceBufferBytes : std::numeric_limits<size_t>::max();
   inbox_ = std::make_shared<OutputInbox>(max_bytes, std::move(wake));
   for (size_t i = 0; i < choices_.size(); ++i) {
     Request request = engine_request(prepared_, choices_[i].prompt, static_cast<int64_t>(i) % prepared_.request.n);

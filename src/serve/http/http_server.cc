@@ -383,11 +383,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // From the engine thread through post(): new output, or too much of it.
   void on_wake() {
-    if (job_ && job_->overflowed()) {
-      log_warn("http: a client reads too slowly; its request is aborted (max_stream_buffer_bytes)");
-      close();
-    }
+    close_if_overflowed();  // now: a blocked write has to end
     signal();
+  }
+  void close_if_overflowed() {
+    if (!job_ || !job_->overflowed() || !socket_.is_open()) return;
+    log_warn("http: a client reads too slowly; its request is aborted (max_stream_buffer_bytes)");
+    close();
   }
 
   asio::awaitable<bool> serve_job(Endpoint endpoint, std::string body, BodyBudget& budget, int64_t arrival_ns) {
@@ -424,6 +426,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   asio::awaitable<bool> deliver(bool health) {
     std::string body;
     bool head_sent = false;
+    close_if_overflowed();  // may have happened before the job was here
     while (socket_.is_open()) {
       if (expired_) job_->fail(absl::DeadlineExceededError("the request took too long (request_timeout_ms)"), &body);
       if (aborted_) job_->fail(absl::UnavailableError("the server is shutting down"), &body);
