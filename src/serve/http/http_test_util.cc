@@ -1,7 +1,6 @@
 #include "serve/http/http_test_util.h"
 
 #include <arpa/inet.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>

@@ -2,6 +2,8 @@
 // sees every byte.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <memory>
 #include <string>
 #include <string_view>

@@ -1,0 +1,254 @@
+// Reports that users of similar servers filed, as tests against a real server over a socket, and corners of HTTP that
+// clients in the field reach: HTTP/1.0, a restart on the same port, contradictory heads, a queued client that leaves.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/thread.h"
+#include "serve/http/http_test_util.h"
+
+namespace moesaic {
+namespace {
+
+using testing::HasSubstr;
+
+bool at_rest(const Engine& engine) {
+  return eventually([&] { return engine.check_at_rest().ok(); });
+}
+
+// A chat of one choice asked for whole and streamed: both must say the same.
+struct Chat {
+  std::string content;
+  std::string reasoning;
+  std::string finish_reason;
+};
+
+Chat whole_chat(const TestServer& server, const std::string& fields) {
+  const Json choice = server.chat(fields).json()["choices"][0];
+  const auto text = [&](const char* key) {
+    const Json& value = choice["message"][key];
+    return value.is_null() ? std::string() : value.get<std::string>();
+  };
+  return {text("content"), text("reasoning_content"), choice["finish_reason"].get<std::string>()};
+}
+
+Chat both_ways(const TestServer& server, const std::string& fields) {
+  Chat streamed;
+  for (const std::string& event : server.chat(fields + R"(,"stream":true)").events()) {
+    if (event == "[DONE]") break;
+    const Json choice = (*parse_json(event))["choices"][0];
+    const Json& delta = choice["delta"];
+    EXPECT_FALSE(delta.contains("content") && delta.contains("reasoning_content")) << event;
+    streamed.content += delta.value("content", "");
+    streamed.reasoning += delta.value("reasoning_content", "");
+    if (choice["finish_reason"].is_string()) streamed.finish_reason += choice["finish_reason"].get<std::string>();
+  }
+  const Chat whole = whole_chat(server, fields);
+  EXPECT_EQ(streamed.content, whole.content);
+  EXPECT_EQ(streamed.reasoning, whole.reasoning);
+  EXPECT_EQ(streamed.finish_reason, whole.finish_reason);
+  return whole;
+}
+
+TEST(KnownBugs, PromptOnlyInEveryCombination) {  // B15
+  const TestServer server;
+  for (const bool echo : {true, false}) {
+    for (const char* logprobs : {"null", "0", "1"}) {
+      for (const int max_tokens : {0, 1}) {
+        SCOPED_TRACE(str_cat("echo ", echo ? "true" : "false", " logprobs ", logprobs, " max_tokens ", max_tokens));
+        const HttpAnswer answer =
+            server.completion(str_cat(R"("prompt":[40,41,42],"ignore_eos":true,"echo":)", echo ? "true" : "false",
+                                      R"(,"logprobs":)", logprobs, R"(,"max_tokens":)", max_tokens));
+        ASSERT_EQ(answer.status, 200) << answer.body;
+        const Json json = answer.json();
+        const Json& choice = json["choices"][0];
+        EXPECT_EQ(choice["finish_reason"], "length");
+        EXPECT_EQ(json["usage"]["completion_tokens"], max_tokens);
+        EXPECT_EQ(json["usage"]["prompt_tokens"], 3);
+        if (!echo && max_tokens == 0) {
+          EXPECT_EQ(choice["text"], "");
+        }
+        EXPECT_EQ(choice["logprobs"].is_null(), *logprobs == 'n');
+        if (*logprobs == 'n') continue;
+        const Json& values = choice["logprobs"]["token_logprobs"];
+        ASSERT_EQ(values.size(), static_cast<size_t>((echo ? 3 : 0) + max_tokens));
+        for (size_t i = 0; i < values.size(); ++i) EXPECT_EQ(values[i].is_null(), echo && i == 0) << i;
+      }
+    }
+  }
+  EXPECT_EQ(server.chat(R"("max_tokens":3,"ignore_eos":true)").json()["usage"]["completion_tokens"], 3);
+  EXPECT_TRUE(at_rest(*server.engine));
+}
+
+TEST(KnownBugs, IdsOutsideTheVocabularyHurtNobody) {  // B17
+  const TestServer server({.faults = {.delay_ms = 2}});
+  const std::string neighbour = R"({"prompt":[40,41],"max_tokens":200,"ignore_eos":true})";
+  const Json alone = call(server.port(), "POST", "/v1/completions", neighbour).json()["choices"][0]["text"];
+  RawClient client(server.port());
+  client.send(http_request("POST", "/v1/completions", neighbour));
+  ASSERT_TRUE(eventually([&] { return server.engine->stats().num_running == 1; }));
+  const std::pair<const char*, const char*> kBad[] = {
+      {R"("prompt":[-1])", "prompt"},
+      {R"("prompt":[4096])", "prompt"},
+      {R"("prompt":[5279552648203111001])", "prompt"},
+      {R"("prompt":[18446744073709551615])", "prompt"},
+      {R"("prompt":[[1],[4096]])", "prompt"},
+      {R"("prompt":[1.5])", "prompt"},
+      {R"("prompt":"x","stop_token_ids":[151645])", "stop_token_ids"},
+      {R"("prompt":"x","stop_token_ids":[-1])", "stop_token_ids"},
+      {R"("prompt":"x","logit_bias":{"99999999":5})", "logit_bias"},
+      {R"("prompt":"x","logit_bias":{"-1":5})", "logit_bias"},
+      {R"("prompt":"x","logit_bias":{"1":1e300})", "logit_bias"},
+  };
+  for (const auto& [fields, name] : kBad) {
+    const HttpAnswer answer = server.completion(fields);
+    EXPECT_EQ(answer.status, 400) << fields;
+    EXPECT_EQ(answer.json()["error"]["param"], name) << answer.body;
+  }
+  EXPECT_THAT(server.completion(R"("prompt":[4096])").body, HasSubstr("4095"));
+  EXPECT_EQ(read_answer(client).json()["choices"][0]["text"], alone);
+}
+
+TEST(KnownBugs, StopStringsAcrossTokens) {  // B25
+  {
+    const TestServer server({.script = "ABCDEFGHIJK"});
+    for (const char* stop : {R"(,"stop":"DEFGHIJ")", R"(,"stop":["zzzz","DEFGHIJ"])"}) {
+      const Chat stopped = both_ways(server, str_cat(R"("max_tokens":50)", stop));
+      EXPECT_EQ(stopped.content, "ABC");
+      EXPECT_EQ(stopped.finish_reason, "stop");
+    }
+  }
+  {
+    const TestServer server({.script = "ABCDEFGx"});
+    EXPECT_EQ(both_ways(server, R"("max_tokens":50,"stop":"DEFGHIJ")").content, "ABCDEFGx");
+  }
+  const TestServer server({.script = "ABCDEF"});
+  const auto tokens = static_cast<int>(server.tokenizer->encode("ABCDEF").size());
+  EXPECT_EQ(both_ways(server, R"("max_tokens":50,"stop":"DEFGHIJ")").content, "ABCDEF");
+  const Chat by_length = both_ways(server, str_cat(R"("stop":"DEFGHIJ","max_tokens":)", tokens));
+  EXPECT_EQ(by_length.content, "ABCDEF");
+  EXPECT_EQ(by_length.finish_reason, "length");
+}
+
+TEST(KnownBugs, ReasoningEndsWhereItsTagStands) {  // B29
+  const TestServer server({.script = " thought.</think>Answer"});
+  for (const char* stop : {"", R"(,"stop":["zzzz"])"}) {
+    const Chat chat = both_ways(server, str_cat(R"("max_tokens":50,"chat_template_kwargs":{"thinking":true})", stop));
+    EXPECT_EQ(chat.reasoning, " thought.");
+    EXPECT_EQ(chat.content, "Answer");
+  }
+  const Chat joined = both_ways(server, R"("max_tokens":50,"thinking":true,"separate_reasoning":false)");
+  EXPECT_EQ(joined.reasoning, "");
+  EXPECT_THAT(joined.content, HasSubstr("Answer"));
+}
+
+TEST(KnownBugs, ContentPartsAndCallsOfEarlierTurns) {  // B11
+  const TestServer server;
+  const auto ask = [&](std::string_view messages) {
+    return call(server.port(), "POST", "/v1/chat/completions",
+                str_cat(R"({"max_tokens":1,"messages":[)", messages, "]}"));
+  };
+  const Json parts = ask(R"({"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]})").json();
+  const Json joined = ask(R"({"role":"user","content":"a b"})").json();
+  EXPECT_EQ(parts["usage"]["prompt_tokens"], joined["usage"]["prompt_tokens"]);
+  EXPECT_EQ(parts["choices"][0]["message"], joined["choices"][0]["message"]);
+  const HttpAnswer image = ask(R"({"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]})");
+  EXPECT_EQ(image.status, 400);
+  EXPECT_THAT(image.body, HasSubstr("image_url"));
+  for (const char* arguments : {R"({"city":"Oslo"})", R"("{\"city\": \"Oslo\"}")"}) {
+    const HttpAnswer answer =
+        ask(str_cat(R"({"role":"user","content":"hi"},{"role":"assistant","content":null,"tool_calls":[{"id":"c",)",
+                    R"("type":"function","function":{"name":"f","arguments":)", arguments,
+                    R"(}}]},{"role":"tool","tool_call_id":"c","content":"rain"})"));
+    EXPECT_EQ(answer.status, 200) << answer.body;
+  }
+}
+
+TEST(KnownBugs, SameAnswerAloneAndInCompany) {  // B79
+  const TestServer server;
+  const std::string body = R"({"prompt":"tell","max_tokens":20,"ignore_eos":true})";
+  const Json alone = call(server.port(), "POST", "/v1/completions", body).json()["choices"][0]["text"];
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 32; ++i) {
+    const std::string filler = str_cat(R"({"prompt":"filler )", i, R"(","max_tokens":)", 5 + i % 7, "}");
+    clients.push_back(std::make_unique<RawClient>(server.port()));
+    clients.back()->send(http_request("POST", "/v1/completions", i % 2 == 0 ? body : filler));
+  }
+  for (int i = 0; i < 32; ++i) {
+    const HttpAnswer answer = read_answer(*clients[i]);
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    if (i % 2 == 0) {
+      EXPECT_EQ(answer.json()["choices"][0]["text"], alone);
+    }
+  }
+  EXPECT_TRUE(at_rest(*server.engine));
+}
+
+TEST(KnownBugs, ARestartTakesThePortAtOnce) {  // B81
+  HttpServerOptions options;
+  {
+    const TestServer server;
+    options.port = server.port();
+    RawClient client(server.port());  // the server closes first: its side of the connection lingers
+    client.send(http_request("GET", "/health"));
+    EXPECT_EQ(read_answer(client).status, 200);
+  }
+  const auto again = HttpServer::bind(options);
+  EXPECT_TRUE(again.ok()) << again.status();
+}
+
+TEST(KnownBugs, AnHttp10StreamEndsWithItsConnection) {
+  const TestServer server({.script = "abc"});
+  RawClient client(server.port());
+  const std::string body = R"({"prompt":"x","stream":true})";
+  client.send(str_cat("POST /v1/completions HTTP/1.0\r\nContent-Length: ", body.size(), "\r\n\r\n", body));
+  EXPECT_TRUE(client.closed_within(10'000));
+  EXPECT_THAT(client.received(), testing::Not(HasSubstr("chunked")));
+  EXPECT_TRUE(client.received().ends_with("data: [DONE]\n\n")) << client.received();
+}
+
+TEST(KnownBugs, ContradictoryHeadsAreNoRequests) {
+  const TestServer server;
+  for (const std::string bytes :
+       {"POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+        "POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "GET /health HTTP/1.1\r\nno colon\r\n\r\n", "\r\n\r\n\r\n\r\n", "\x16\x03\x01\x02"}) {
+    RawClient client(server.port());
+    client.send(bytes);
+    client.shutdown_send();
+    EXPECT_TRUE(client.closed_within(8'000)) << bytes;
+    if (!client.received().empty()) {
+      EXPECT_TRUE(client.received().starts_with("HTTP/1.1 4")) << client.received();
+    }
+  }
+  EXPECT_EQ(call(server.port(), "GET", "/health").status, 200);
+}
+
+TEST(KnownBugs, DrippingBytesExtendNoDeadline) {
+  const TestServer server({.http = {.header_timeout_ms = 300, .body_timeout_ms = 300}});
+  for (const char* start : {"GET /health HT", "POST /v1/completions HTTP/1.1\r\nContent-Length: 1000\r\n\r\n{"}) {
+    RawClient client(server.port());
+    client.send(start);
+    const int64_t begin_ns = real_clock().now_ns();
+    while (client.try_send("T") && !client.closed_within(20)) {
+    }
+    EXPECT_LT(real_clock().now_ns() - begin_ns, 8'000'000'000) << start;
+  }
+}
+
+TEST(KnownBugs, AQueuedClientMayLeave) {  // B73
+  const TestServer server({.faults = {.delay_ms = 10}, .max_running_requests = 1});
+  RawClient running(server.port());
+  running.send(http_request("POST", "/v1/completions", R"({"prompt":"x","max_tokens":40,"ignore_eos":true})"));
+  ASSERT_TRUE(eventually([&] { return server.engine->stats().num_running == 1; }));
+  RawClient queued(server.port());
+  queued.send(http_request("POST", "/v1/completions", R"({"prompt":"x","max_tokens":400,"ignore_eos":true})"));
+  ASSERT_TRUE(eventually([&] { return server.engine->stats().num_queued == 1; }));
+  queued.reset();
+  EXPECT_TRUE(eventually([&] { return server.engine->stats().num_queued == 0; }));
+  EXPECT_EQ(server.engine->stats().num_running, 1);
+  EXPECT_EQ(read_answer(running).status, 200);
+  EXPECT_TRUE(at_rest(*server.engine));
+}
+
+}  // namespace
+}  // namespace moesaic
