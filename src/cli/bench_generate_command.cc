@@ -21,12 +21,14 @@ struct BenchConfig {
   bool small = false;
   bool json = false;
   std::string baseline;
+  std::string filter;
 };
 
 void declare(ConfigFields& fields, BenchConfig& config) {
   add_model_path(fields, &config.model.model_path);
   fields.add("repetitions", &config.repetitions).alias("r").range(1, 1000).doc("The best of so many runs counts");
   fields.add("small", &config.small).doc("A few tokens, one run: shows that it works");
+  fields.add("filter", &config.filter).doc("Only figures whose name holds this text");
   fields.add("json", &config.json).doc("One JSON line a figure");
   fields.add("baseline", &config.baseline)
       .doc("JSON lines with the same figures of a peer (name ending like ours): ratio is ours over theirs");
@@ -145,6 +147,7 @@ absl::Status run(BenchConfig& config) {
               host->plan().model.layout.ep_size(), " -r ", config.repetitions, config.small ? " --small" : "");
   for (const Scenario& scenario : config.small ? small : full) {
     const std::string name = str_cat("generate.", scenario.name);
+    if (name.find(config.filter) == std::string::npos) continue;
     MOESAIC_ASSIGN_OR_RETURN(const Baseline baseline, find_baseline(config.baseline, name));
     Figure best;
     for (int run = 0; run < (config.small ? 1 : config.repetitions); ++run) {

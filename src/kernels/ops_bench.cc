@@ -286,14 +286,14 @@ absl::Status run_ops_bench(const OpsBenchOptions& options, const std::function<v
   const Isa before = active_isa();
   if (!options.isa.empty()) {
     bool found = false;
-    for (const Isa isa : {Isa::kPlain, Isa::kAvx2, Isa::kAvx512}) {
+    for (const Isa isa : {Isa::kPlain, Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
       if (options.isa != isa_name(isa)) continue;
       if (!isa_supported(isa)) return absl::InvalidArgumentError(str_cat("this CPU has no ", options.isa, " (--isa)"));
       found = true;
       force_isa(isa);
     }
     if (!found) {
-      return absl::InvalidArgumentError(str_cat("--isa must be plain, avx2 or avx512, found '", options.isa, "'"));
+      return absl::InvalidArgumentError(str_cat("--isa must be plain, avx2, avx512 or amx, found '", options.isa, "'"));
     }
   }
   OpsBench bench(options, print);

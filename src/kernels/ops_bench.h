@@ -15,7 +15,7 @@ struct OpsBenchOptions {
   bool small = false;  // few shapes, one short repetition: for tests
   int num_threads = 1;
   std::string filter;                 // only figures whose name holds this text
-  std::string isa;                    // "plain", "avx2", "avx512"; empty = the best that this CPU has
+  std::string isa;                    // "plain", "avx2", "avx512", "amx"; empty = the best that this CPU has
   std::string command = "ops_bench";  // as printed, without the filter
 };
 

@@ -8,6 +8,8 @@ namespace moesaic {
 void linear_panels(const LinearPanels& args, int64_t panel_begin, int64_t panel_end) {
 #if defined(__x86_64__)
   switch (active_isa()) {
+    case Isa::kAmx:
+      return linear_panels_amx(args, panel_begin, panel_end);
     case Isa::kAvx512:
       return linear_panels_avx512(args, panel_begin, panel_end);
     case Isa::kAvx2:

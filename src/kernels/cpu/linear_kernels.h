@@ -29,5 +29,7 @@ void linear_panels_plain(const LinearPanels& args, int64_t panel_begin, int64_t 
 // Only where isa_supported().
 void linear_panels_avx2(const LinearPanels& args, int64_t panel_begin, int64_t panel_end);
 void linear_panels_avx512(const LinearPanels& args, int64_t panel_begin, int64_t panel_end);
+// Sums in another order than the definition: equal to rounding.
+void linear_panels_amx(const LinearPanels& args, int64_t panel_begin, int64_t panel_end);
 
 }  // namespace moesaic

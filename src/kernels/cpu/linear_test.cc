@@ -71,6 +71,16 @@ bool same_bits(const float* a, const float* b, int64_t count) {
   return std::memcmp(a, b, count * sizeof(float)) == 0;
 }
 
+// What every row must equal bit for bit: the definition; for AMX, which sums in another order, each row alone.
+void expected_panels(const LinearPanels& args) {
+  if (active_isa() != Isa::kAmx) return linear_panels_plain(args, 0, args.weight->num_panels());
+  LinearPanels row = args;
+  row.m = 1;
+  for (int64_t i = 0; i < args.m; ++i, row.x += row.x_stride, row.y += row.y_stride) {
+    linear_panels(row, 0, args.weight->num_panels());
+  }
+}
+
 struct ForcedIsa {
   explicit ForcedIsa(Isa isa) : before(active_isa()) { force_isa(isa); }
   ~ForcedIsa() { force_isa(before); }
@@ -87,7 +97,7 @@ class LinearTest : public testing::TestWithParam<Isa> {
   Rng rng_{kSeed};
 };
 
-INSTANTIATE_TEST_SUITE_P(Isas, LinearTest, testing::Values(Isa::kPlain, Isa::kAvx2, Isa::kAvx512),
+INSTANTIATE_TEST_SUITE_P(Isas, LinearTest, testing::Values(Isa::kPlain, Isa::kAvx2, Isa::kAvx512, Isa::kAmx),
                          [](const auto& info) { return std::string(isa_name(info.param)); });
 
 struct Shape2 {
@@ -126,8 +136,7 @@ TEST_P(LinearTest, EqualsReferenceForAllShapesAndRowCounts) {
       const int64_t x_stride = k + 3, y_stride = n + 5, max_m = 131;
       std::vector<float> x = random_floats(max_m * x_stride, rng_);
       std::vector<float> expected(max_m * n);
-      linear_panels_plain({&*weight, x.data(), x_stride, max_m, expected.data(), n, bias.data()}, 0,
-                          weight->num_panels());
+      expected_panels({&*weight, x.data(), x_stride, max_m, expected.data(), n, bias.data()});
       for (const int64_t row : {0, 130}) {
         expect_near_reference(matrix, source, &x[row * x_stride], bias.data(), &expected[row * n], n, k);
       }
@@ -206,6 +215,30 @@ TEST_P(LinearTest, RowBitsDependOnNothingElse) {
         EXPECT_TRUE(same_bits(y.data(), first.data(), m * n)) << "pieces of " << piece << ", " << threads << " threads";
       }
     }
+  }
+}
+
+// Three bf16 terms hold all 24 bits of an activation: AMX is as near to the exact sum as the definition is.
+TEST(LinearAmx, IsAsExactAsTheDefinition) {
+  if (!isa_supported(Isa::kAmx)) GTEST_SKIP() << "this CPU has no amx";
+  Rng rng(kSeed);
+  const int64_t n = 64, k = 512, m = 20;
+  for (const DType dtype : {DType::kE4M3, DType::kBF16}) {
+    Matrix matrix(dtype, n, k, rng);
+    const auto weight = PackedWeight::pack(matrix.source(0, n, 0, k));
+    ASSERT_TRUE(weight.ok());
+    const std::vector<float> x = random_floats(m * k, rng);
+    std::vector<float> y(m * n), defined(m * n);
+    linear_panels_amx({&*weight, x.data(), k, m, y.data(), n, nullptr}, 0, weight->num_panels());
+    linear_panels_plain({&*weight, x.data(), k, m, defined.data(), n, nullptr}, 0, weight->num_panels());
+    double error = 0, defined_error = 0;
+    for (int64_t i = 0; i < m * n; ++i) {
+      double exact = 0;
+      for (int64_t c = 0; c < k; ++c) exact += matrix.value(i % n, c) * x[i / n * k + c];
+      error += std::fabs(y[i] - exact);
+      defined_error += std::fabs(defined[i] - exact);
+    }
+    EXPECT_LE(error, 1.1 * defined_error) << dtype_name(dtype);
   }
 }
 
@@ -291,7 +324,7 @@ TEST_P(LinearTest, GroupedLinearTouchesOnlyTheRowsOfItsGroups) {
           const int32_t end = g == 6 ? num_rows : group_begin[g + 1];
           for (int64_t row = group_begin[g]; row < end; ++row) {
             if (row < group_begin[g] + group_rows[g]) {
-              linear_panels_plain({&weights[g], &x[row * k], k, 1, expected.data(), n, nullptr}, 0, 3);
+              expected_panels({&weights[g], &x[row * k], k, 1, expected.data(), n, nullptr});
               ASSERT_TRUE(same_bits(&y[row * n], expected.data(), n)) << "group " << g << " row " << row;
               ASSERT_FALSE(std::isnan(expected[0]));
             } else {
@@ -304,7 +337,7 @@ TEST_P(LinearTest, GroupedLinearTouchesOnlyTheRowsOfItsGroups) {
   }
 }
 
-// Activations and weights at the ends of the documented range give the bits of the definition.
+// Activations and weights at the ends of the documented range give the same bits on every path of a kind.
 TEST_P(LinearTest, ExtremeMagnitudesKeepTheirBits) {
   const int64_t n = 64, k = 256;
   Matrix matrix(DType::kE4M3, n, k, rng_);
@@ -313,7 +346,7 @@ TEST_P(LinearTest, ExtremeMagnitudesKeepTheirBits) {
   for (const float factor : {0x1.0p-100f, 0x1.0p-60f, 1.0f, 0x1.0p60f}) {
     std::vector<float> x = random_floats(20 * k, rng_), expected(20 * n), y(20 * n);
     for (float& v : x) v *= factor;
-    linear_panels_plain({&*weight, x.data(), k, 20, expected.data(), n, nullptr}, 0, weight->num_panels());
+    expected_panels({&*weight, x.data(), k, 20, expected.data(), n, nullptr});
     linear_panels({&*weight, x.data(), k, 20, y.data(), n, nullptr}, 0, weight->num_panels());
     EXPECT_TRUE(same_bits(y.data(), expected.data(), 20 * n)) << factor;
     for (int64_t i = 0; i < 20; ++i) {

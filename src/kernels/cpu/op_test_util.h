@@ -59,7 +59,7 @@ inline bool same_bits(const Tensor& a, const Tensor& b) {
 template <typename Body>
 void for_each_isa(Body&& body) {
   const Isa before = active_isa();
-  for (const Isa isa : {Isa::kPlain, Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : {Isa::kPlain, Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
     if (!isa_supported(isa)) continue;
     SCOPED_TRACE(isa_name(isa));
     force_isa(isa);

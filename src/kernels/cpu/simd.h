@@ -1,5 +1,5 @@
-// Which instruction set the CPU kernels use: the best that this CPU has, unless a test forces another. Every path gives
-// the same bits for the same operation.
+// Which instruction set the CPU kernels use: the best that this CPU has, unless a test forces another. Plain, AVX2 and
+// AVX-512 give the same bits for the same operation; AMX sums in another order and gives its own.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,11 @@
 
 namespace moesaic {
 
-enum class Isa : uint8_t { kPlain, kAvx2, kAvx512 };
+enum class Isa : uint8_t { kPlain, kAvx2, kAvx512, kAmx };
 
 std::string_view isa_name(Isa isa);
-// kAvx2 stands for AVX2 and FMA; kAvx512 for F, BW, DQ and VL.
+// kAvx2 stands for AVX2 and FMA; kAvx512 for F, BW, DQ and VL; kAmx for these, VBMI and AMX's bf16
+// tiles, which the kernel is asked for.
 bool isa_supported(Isa isa);
 Isa active_isa();
 // Tests and benchmarks only, while no operation runs. The ISA must be supported.

@@ -63,7 +63,7 @@ MOESAIC_TARGET_END
 
 Loop peak_loop() {
 #if defined(__x86_64__)
-  if (active_isa() == Isa::kAvx512) return {avx512_loop, 2.0 * 16 * kChains * kRounds};
+  if (active_isa() == Isa::kAvx512 || active_isa() == Isa::kAmx) return {avx512_loop, 2.0 * 16 * kChains * kRounds};
   if (active_isa() == Isa::kAvx2) return {avx2_loop, 2.0 * 8 * kChains * kRounds};
 #endif
   return {plain_loop, 2.0 * kChains * kRounds};

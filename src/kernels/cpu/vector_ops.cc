@@ -7,6 +7,7 @@ namespace moesaic {
 const VectorOps& vector_ops() {
 #if defined(__x86_64__)
   switch (active_isa()) {
+    case Isa::kAmx:
     case Isa::kAvx512:
       return kAvx512VectorOps;
     case Isa::kAvx2:
