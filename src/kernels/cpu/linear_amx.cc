@@ -35,12 +35,18 @@ constexpr int64_t kTileDepth = 32;  // k of one tile
 constexpr int64_t kTiles = kDepth / kTileDepth;
 constexpr int64_t kTileBytes = 1024;
 constexpr int kTerms = 3;
+constexpr int64_t kPrefetchBytes = 4096;  // a page ahead: the hardware's own prefetching ends at each
 // Up to so many rows keep their three terms in one tile, as neighbouring tile rows.
 constexpr int64_t kPackedRows = 16 / kTerms;
 constexpr int64_t kChunkRows = 64;  // their terms and the weights of a panel fit the first-level cache
 constexpr int64_t kPanelSet = 32;   // panels that share one split of the activations
+constexpr int64_t kPackedSteps = kChunkRows / 16 * kTerms;  // as many as have room
 
-// High and low byte of the bf16 that an e4m3 magnitude is.
+// Decoded e4m3 weights are times 2^-8: then the exponent's new bits are bits of their own.
+constexpr float kDecodeFactor = 0x1.0p-8f;
+constexpr uint16_t kExponentBits = 112 << 7;
+
+// High and low byte of the bf16 that an e4m3 magnitude is: for zero and subnormals.
 struct DecodeTable {
   alignas(64) std::array<uint8_t, 128> high{};
   alignas(64) std::array<uint8_t, 128> low{};
@@ -49,7 +55,7 @@ struct DecodeTable {
 DecodeTable make_decode_table() {
   DecodeTable table;
   for (int code = 0; code < 127; ++code) {  // 127 is NaN: PackedWeight refuses it
-    const uint16_t value = f32_to_bf16(e4m3_to_f32(static_cast<uint8_t>(code)));
+    const uint16_t value = f32_to_bf16(e4m3_to_f32(static_cast<uint8_t>(code)) * kDecodeFactor);
     table.high[code] = static_cast<uint8_t>(value >> 8);
     table.low[code] = static_cast<uint8_t>(value);
   }
@@ -58,18 +64,19 @@ DecodeTable make_decode_table() {
 
 const DecodeTable kDecodeTable = make_decode_table();
 
-// Of 64 bytes (k and k + 1 of one e4m3 panel): the bytes in the order in which their words are unpacked, columns 0-15
-// of both k in the low halves of the 16-byte lanes, columns 16-31 in the high halves.
+// Of 64 bytes (k and k + 1 of one e4m3 panel): for each word of the columns half * 16 .. + 15 of both k, the byte that
+// it is made from, in both places.
 struct ByteOrder {
-  alignas(64) std::array<uint8_t, 64> from{};
+  alignas(64) std::array<std::array<uint8_t, 64>, 2> from{};
 };
 
 ByteOrder make_byte_order() {
   ByteOrder order;
-  for (int i = 0; i < 64; ++i) {
-    const int lane = i / 16, half = i % 16 / 8, pair = i % 8;
-    const int64_t col = half * 16 + lane * 4 + pair / 2;
-    order.from[i] = static_cast<uint8_t>(pair % 2 * 32 + PackedWeight::slot(DType::kE4M3, col));
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 64; ++i) {
+      const int64_t slot = PackedWeight::slot(DType::kE4M3, half * 16 + i / 4);
+      order.from[half][i] = static_cast<uint8_t>(i / 2 % 2 * 32 + slot);
+    }
   }
   return order;
 }
@@ -118,7 +125,12 @@ class AmxLinear {
       part.m = rows;
       part.x += begin * args.x_stride;
       part.y += begin * args.y_stride;
-      AmxLinear(part).run_chunk(panel_begin, panel_end);
+      AmxLinear linear(part);
+      if (linear.packed_) {
+        linear.run_packed(panel_begin, panel_end);
+      } else {
+        linear.run_blocked(panel_begin, panel_end);
+      }
     }
   }
 
@@ -138,40 +150,62 @@ class AmxLinear {
     bool first, last;
   };
 
-  void run_chunk(int64_t panel_begin, int64_t panel_end) {
-    const AmxTiles tiles(packed_ ? kTerms * args_.m : block_rows_);
-    const PackedWeight& weight = *args_.weight;
-    for (int64_t set = panel_begin; set < panel_end; set += kPanelSet) {
-      const int64_t set_end = std::min(set + kPanelSet, panel_end);
-      for (int64_t begin = 0, index = 0; begin < weight.k(); ++index) {
-        const int64_t first_end = kScaled ? weight.first_group_end() : kDepth;
-        const int64_t depth = std::min(first_end + index * kDepth, weight.k()) - begin;
-        const Step step{.begin = begin,
-                        .depth = depth,
-                        .num_tiles = (depth + kTileDepth - 1) / kTileDepth,
-                        .scales = kScaled ? weight.group_scales(index) : nullptr,
-                        .first = begin == 0,
-                        .last = begin + depth == weight.k()};
-        split_rows(step);
-        for (int64_t panel = set; panel < set_end; ++panel) {
-          if (packed_) {
-            packed_panel(step, panel);
-          } else {
-            blocked_panel(step, panel);
-          }
+  Step step_at(int64_t index) const {
+    const int64_t first_end = kScaled ? args_.weight->first_group_end() : kDepth, k = args_.weight->k();
+    const int64_t begin = index == 0 ? 0 : first_end + (index - 1) * kDepth;
+    const int64_t depth = std::min(first_end + index * kDepth, k) - begin;
+    return {.begin = begin,
+            .depth = depth,
+            .num_tiles = (depth + kTileDepth - 1) / kTileDepth,
+            .scales = kScaled ? args_.weight->group_scales(index) : nullptr,
+            .first = begin == 0,
+            .last = begin + depth == k};
+  }
+
+  int64_t num_steps() const {
+    const int64_t first_end = kScaled ? args_.weight->first_group_end() : kDepth;
+    return 1 + std::max<int64_t>(0, args_.weight->k() - first_end + kDepth - 1) / kDepth;
+  }
+
+  // Few rows: what counts is to read the weights in the order of memory.
+  void run_packed(int64_t panel_begin, int64_t panel_end) {
+    const AmxTiles tiles(kTerms * args_.m);
+    for (int64_t begin = 0, steps = num_steps(); begin < steps; begin += kPackedSteps) {
+      const int64_t end = std::min(begin + kPackedSteps, steps);
+      for (int64_t index = begin; index < end; ++index) split_rows(step_at(index), index - begin);
+      // Products come one unit after decoding: tiles are loaded from the cache, never from stores under way.
+      int64_t num_decoded = 0;
+      for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+        for (int64_t index = begin; index < end; ++index, ++num_decoded) {
+          decode_panel(step_at(index), panel, num_decoded % 2);
+          if (num_decoded == 0) continue;
+          const bool same_panel = index > begin;
+          const int64_t before = same_panel ? index - 1 : end - 1;
+          packed_panel(step_at(before), before - begin, same_panel ? panel : panel - 1, (num_decoded - 1) % 2);
         }
-        begin += depth;
+      }
+      packed_panel(step_at(end - 1), end - 1 - begin, panel_end - 1, (num_decoded - 1) % 2);
+    }
+  }
+
+  void run_blocked(int64_t panel_begin, int64_t panel_end) {
+    const AmxTiles tiles(block_rows_);
+    for (int64_t set = panel_begin; set < panel_end; set += kPanelSet) {
+      for (int64_t index = 0, steps = num_steps(); index < steps; ++index) {
+        const Step step = step_at(index);
+        split_rows(step, 0);
+        for (int64_t panel = set; panel < std::min(set + kPanelSet, panel_end); ++panel) blocked_panel(step, panel);
       }
     }
   }
 
-  // ---- activations: tiles of 16 rows x 32 k; packed: [kTiles], else [blocks][kTiles][kTerms] ----
+  // ---- activations: tiles of 16 rows x 32 k; packed: [steps][kTiles], else [blocks][kTiles][kTerms] ----
 
-  uint16_t* activation_tile(int64_t block, int64_t tile) {
-    return activations_ + (block * kTiles + tile) * (packed_ ? 1 : kTerms) * (kTileBytes / 2);
+  uint16_t* activation_tile(int64_t place, int64_t tile) {
+    return activations_ + (place * kTiles + tile) * (packed_ ? 1 : kTerms) * (kTileBytes / 2);
   }
 
-  void split_rows(const Step& step) {
+  void split_rows(const Step& step, int64_t place) {
     for (int64_t i = 0; i < args_.m; ++i) {
       const int64_t block = packed_ ? 0 : i / block_rows_;
       const int64_t row = packed_ ? kTerms * i : i % block_rows_, term_row = packed_ ? 1 : 16;
@@ -179,7 +213,7 @@ class AmxLinear {
       for (int64_t tile = 0; tile < step.num_tiles; ++tile) {
         const int64_t left = std::min(step.depth - tile * kTileDepth, kTileDepth);
         const auto mask = static_cast<uint32_t>((uint64_t{1} << left) - 1);
-        split_tile_row(x + tile * kTileDepth, mask, activation_tile(block, tile) + row * kTileDepth,
+        split_tile_row(x + tile * kTileDepth, mask, activation_tile(place + block, tile) + row * kTileDepth,
                        term_row * kTileDepth);
       }
     }
@@ -202,15 +236,33 @@ class AmxLinear {
 
   // ---- weights: one k tile of a panel as two tiles [16 k pairs][16 columns][2] ----
 
-  static MOESAIC_AMX_INLINE void decode_pair(__m512i bytes, uint8_t* left, uint8_t* right) {
-    bytes = _mm512_permutexvar_epi8(_mm512_load_si512(kByteOrder.from.data()), bytes);
-    __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(kDecodeTable.high.data()), bytes,
+  // s0eeeemmm in the high byte of a word becomes s 0111 eeee mmm 0000 (exponent 112 + e).
+  static MOESAIC_AMX_INLINE __m512i decode_words(__m512i bytes, int half) {
+    constexpr __mmask64 kHighBytes = 0xaaaaaaaaaaaaaaaau;
+    const __m512i words = _mm512_maskz_permutexvar_epi8(kHighBytes, _mm512_load_si512(&kByteOrder.from[half]), bytes);
+    constexpr int kMaskThenOr = 0xea;  // (a & b) | c
+    return _mm512_ternarylogic_epi32(_mm512_srai_epi16(words, 4), _mm512_set1_epi16(static_cast<int16_t>(0x87f0)),
+                                     _mm512_set1_epi16(kExponentBits), kMaskThenOr);
+  }
+
+  // By table, for zero and subnormals.
+  static __attribute__((noinline)) __m512i look_up_words(__m512i bytes, int half) {
+    bytes = _mm512_permutexvar_epi8(_mm512_load_si512(&kByteOrder.from[half]), bytes);
+    __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(&kDecodeTable.high[0]), bytes,
                                             _mm512_load_si512(&kDecodeTable.high[64]));
-    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(kDecodeTable.low.data()), bytes,
+    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(&kDecodeTable.low[0]), bytes,
                                                  _mm512_load_si512(&kDecodeTable.low[64]));
-    high = _mm512_ternarylogic_epi32(high, bytes, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);  // high | sign
-    _mm512_store_si512(left, _mm512_unpacklo_epi8(low, high));
-    _mm512_store_si512(right, _mm512_unpackhi_epi8(low, high));
+    high = _mm512_or_si512(high, _mm512_and_si512(bytes, _mm512_set1_epi8(static_cast<char>(0x80))));
+    return _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaau, low, high);
+  }
+
+  static MOESAIC_AMX_INLINE void decode_pair(__m512i bytes, uint8_t* left, uint8_t* right) {
+    _mm512_store_si512(left, decode_words(bytes, 0));
+    _mm512_store_si512(right, decode_words(bytes, 1));
+    if (__builtin_expect(_mm512_testn_epi8_mask(bytes, _mm512_set1_epi8(0x78)) != 0, 0)) {
+      _mm512_store_si512(left, look_up_words(bytes, 0));
+      _mm512_store_si512(right, look_up_words(bytes, 1));
+    }
   }
 
   static MOESAIC_AMX_INLINE void decode_pair(__m512i first, __m512i second, uint8_t* left, uint8_t* right) {
@@ -235,7 +287,7 @@ class AmxLinear {
   static MOESAIC_AMX_INLINE void decode_whole_tile(const char* from, uint8_t* left, uint8_t* right) {
 #pragma GCC unroll 4
     for (int64_t pair = 0; pair < kTileDepth / 2; ++pair, from += 2 * kRowBytes, left += 64, right += 64) {
-      _mm_prefetch(from + 2 * kTiles * kTileDepth * kRowBytes, _MM_HINT_T1);
+      _mm_prefetch(from + kPrefetchBytes, _MM_HINT_T0);
       if constexpr (kScaled) {
         decode_pair(_mm512_loadu_si512(from), left, right);
       } else {
@@ -244,29 +296,30 @@ class AmxLinear {
     }
   }
 
-  // Tile `tile` of the step, decoded into weights_.
-  uint8_t* weight_tile(const Step& step, const char* panel, int64_t tile) {
-    uint8_t* to = weights_ + tile * 2 * kTileBytes;
-    const int64_t left = step.depth - tile * kTileDepth;
-    const char* from = panel + (step.begin + tile * kTileDepth) * kRowBytes;
-    if (left >= kTileDepth) {
-      decode_whole_tile(from, to, to + kTileBytes);
-    } else {
-      decode_tile(from, left, to, to + kTileBytes);
+  // The step's part of a panel, decoded into weights_[place].
+  void decode_panel(const Step& step, int64_t panel, int64_t place) {
+    const char* from = static_cast<const char*>(args_.weight->panel(panel)) + step.begin * kRowBytes;
+    uint8_t* to = weights_[place];
+    for (int64_t left = step.depth; left > 0; left -= kTileDepth) {
+      if (left >= kTileDepth) {
+        decode_whole_tile(from, to, to + kTileBytes);
+      } else {
+        decode_tile(from, left, to, to + kTileBytes);
+      }
+      from += kTileDepth * kRowBytes;
+      to += 2 * kTileBytes;
     }
-    return to;
   }
 
   // ---- products ----
 
   // Tile registers: 0-1 (packed) or 0-5 (term * 2 + half) accumulators, 6 activations, 7 weights.
-  void packed_panel(const Step& step, int64_t panel) {
-    const char* data = static_cast<const char*>(args_.weight->panel(panel));
+  void packed_panel(const Step& step, int64_t x_place, int64_t panel, int64_t w_place) {
     _tile_zero(0);
     _tile_zero(1);
     for (int64_t tile = 0; tile < step.num_tiles; ++tile) {
-      const uint8_t* w = weight_tile(step, data, tile);
-      _tile_loadd(6, activation_tile(0, tile), 64);
+      const uint8_t* w = weights_[w_place] + tile * 2 * kTileBytes;
+      _tile_loadd(6, activation_tile(x_place, tile), 64);
       _tile_loadd(7, w, 64);
       _tile_dpbf16ps(0, 6, 7);
       _tile_loadd(7, w + kTileBytes, 64);
@@ -279,8 +332,7 @@ class AmxLinear {
   }
 
   void blocked_panel(const Step& step, int64_t panel) {
-    const char* data = static_cast<const char*>(args_.weight->panel(panel));
-    for (int64_t tile = 0; tile < step.num_tiles; ++tile) weight_tile(step, data, tile);
+    decode_panel(step, panel, 0);
     const Columns columns = columns_of(step, panel);
     for (int64_t block = 0; block < num_blocks_; ++block) {
       multiply_block(step, block);
@@ -298,7 +350,7 @@ class AmxLinear {
     _tile_zero(5);
     for (int64_t tile = 0; tile < step.num_tiles; ++tile) {
       const uint16_t* x = activation_tile(block, tile);
-      const uint8_t* w = weights_ + tile * 2 * kTileBytes;
+      const uint8_t* w = weights_[0] + tile * 2 * kTileBytes;
       _tile_loadd(7, w, 64);
       _tile_loadd(6, x, 64);
       _tile_dpbf16ps(0, 6, 7);
@@ -339,8 +391,8 @@ class AmxLinear {
       columns.mask[half] = static_cast<__mmask16>((1u << count) - 1);
       columns.scale[half] = _mm512_set1_ps(1.0f);
       if (kScaled) {
-        columns.scale[half] =
-            _mm512_mul_ps(_mm512_loadu_ps(step.scales + col), _mm512_set1_ps(PackedWeight::kDecodeFactor));
+        columns.scale[half] = _mm512_mul_ps(_mm512_loadu_ps(step.scales + col),
+                                            _mm512_set1_ps(PackedWeight::kDecodeFactor / kDecodeFactor));
       }
       const bool adds_bias = step.last && args_.bias != nullptr;
       columns.bias[half] =
@@ -374,7 +426,7 @@ class AmxLinear {
   const bool packed_;
   const int64_t num_blocks_, block_rows_;
   alignas(64) float sums_[kTerms * 2 * 256];
-  alignas(64) uint8_t weights_[kTiles * 2 * kTileBytes];
+  alignas(64) uint8_t weights_[2][kTiles * 2 * kTileBytes];
   alignas(64) uint16_t activations_[kChunkRows / 16 * kTiles * kTerms * kTileBytes / 2];
 };
 
