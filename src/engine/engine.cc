@@ -1,11 +1,13 @@
 #include "engine/engine.h"
 
+#include <algorithm>
 #include <atomic>
 #include <unordered_map>
 #include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/rng.h"
 #include "base/thread.h"
 #include "engine/inbox.h"
 #include "engine/open_request.h"
@@ -22,7 +24,12 @@ SchedulerOptions scheduler_options(const EngineOptions& options) {
           .kv_block_tokens = options.kv_block_tokens,
           .max_running_requests = options.max_running_requests,
           .max_tokens_per_step = options.max_tokens_per_step,
-          .max_logit_rows_per_step = options.max_logit_rows_per_step};
+          .max_logit_rows_per_step = options.max_logit_rows_per_step,
+          .prefix_cache = options.prefix_cache,
+          .prefix_index = {.hash_seed = entropy_seed()},
+          .mixed_steps = options.mixed_steps,
+          .prefill_delay_steps = options.prefill_delay_steps,
+          .priority_aging_steps = options.priority_aging_steps};
 }
 
 // Written by the engine thread once a step, read by anyone.
@@ -30,6 +37,7 @@ struct SharedStats {
   std::atomic<int> num_running{0};
   std::atomic<int> num_queued{0};
   std::atomic<int> kv_blocks_free{0};
+  std::atomic<int> kv_blocks_cached{0};
   std::atomic<int64_t> prompt_tokens{0};
   std::atomic<int64_t> output_tokens{0};
   std::atomic<int64_t> requests_finished{0};
@@ -83,7 +91,8 @@ struct Engine::Impl {
   Sampler sampler;
   std::unordered_map<RequestId, OpenRequest> open_requests;
   std::vector<OpenRequest*> to_deliver;
-  std::vector<SampledToken> sampled;
+  std::vector<SampledTokens> sampled;
+  std::vector<int32_t> sampled_ids;  // what `sampled` points to
   Inbox::Batch batch;
   StepLogits logits;
   int64_t num_output_tokens = 0;
@@ -138,6 +147,12 @@ absl::Status Engine::Impl::step() {
     MOESAIC_CHECK_EQ(logits.groups.size(), plan.groups.size());
     MOESAIC_CHECK_EQ(logits.vocab_size, options.vocab_size);
     sampled.clear();
+    sampled_ids.clear();
+    size_t num_logit_rows = 0;
+    for (const GroupPlan& group : plan.groups) {
+      for (const PlannedChunk& chunk : group.chunks) num_logit_rows += chunk.num_logit_rows();
+    }
+    sampled_ids.reserve(num_logit_rows);  // the spans in `sampled` stay valid
     for (size_t group = 0; group < plan.groups.size(); ++group) take_group(plan.groups[group], logits.groups[group]);
     scheduler.apply(sampled);
   }
@@ -159,25 +174,27 @@ void Engine::Impl::take_chunk(const PlannedChunk& chunk, std::span<float> rows) 
   const Sequence& sequence = *scheduler.find(chunk.request_id);
   const Request& request = sequence.request;
   OpenRequest& open_request = open_requests.at(chunk.request_id);
+  open_request.set_num_cached_tokens(sequence.num_cached_tokens);
   if (chunk.all_logits) collect_prompt_logprobs(chunk, rows, request, &open_request);
   if (chunk.kv_end() < chunk.num_total) return;
   to_deliver.push_back(&open_request);
   if (!chunk.samples) {
     open_request.finish(FinishReason::kLength);
-    sampled.push_back({.request_id = request.id, .finished = true});
+    sampled.push_back({.request_id = request.id, .token_ids = {}, .finished = true});
     return;
   }
   const std::span<float> row = rows.last(options.vocab_size);
   const int32_t id = sampler.sample(request, sequence.output_ids, row);
   if (id < 0) {
     open_request.finish(FinishReason::kError, absl::InternalError("the model's logits are not numbers (all NaN)"));
-    sampled.push_back({.request_id = request.id, .finished = true});
+    sampled.push_back({.request_id = request.id, .token_ids = {}, .finished = true});
     return;
   }
   if (request.num_logprobs >= 0) fill_logprob(row, id, request.num_logprobs, open_request.new_logprob());
   const FinishReason reason = open_request.add_token(request, id);
   ++num_output_tokens;
-  sampled.push_back({request.id, id, reason != FinishReason::kNone});
+  sampled_ids.push_back(id);
+  sampled.push_back({request.id, std::span(sampled_ids).last(1), reason != FinishReason::kNone});
 }
 
 // Row i of the chunk says what follows position kv_begin + i. The last prompt position is followed by the output.
@@ -223,11 +240,16 @@ void Engine::Impl::die(const absl::Status& error) {
 
 void Engine::Impl::publish() {
   int num_free = 0;
-  for (int group = 0; group < options.dp_size; ++group) num_free += scheduler.pool(group).num_free();
+  int num_cached = 0;
+  for (int group = 0; group < options.dp_size; ++group) {
+    num_free += scheduler.pool(group).num_free();
+    num_cached += scheduler.pool(group).num_cached();
+  }
   const int num_running = scheduler.num_running();
   shared.num_running.store(num_running);
   shared.num_queued.store(scheduler.num_waiting());
   shared.kv_blocks_free.store(num_free);
+  shared.kv_blocks_cached.store(num_cached);
   shared.prompt_tokens.store(num_prompt_tokens);
   shared.output_tokens.store(num_output_tokens);
   shared.requests_finished.store(num_finished);
@@ -248,6 +270,11 @@ Engine::~Engine() {
 
 absl::Status Engine::submit(Request request, OutputSink sink) {
   MOESAIC_RETURN_IF_ERROR(check_request(request, impl_->options, impl_->tokenizer != nullptr));
+  if (request.arrival_ns == 0) request.arrival_ns = impl_->clock.now_ns();
+  if (impl_->options.queue_timeout_ms > 0) {
+    request.queue_deadline_ns =
+        std::min(request.queue_deadline_ns, request.arrival_ns + impl_->options.queue_timeout_ms * 1'000'000);
+  }
   return impl_->inbox.submit(std::move(request), std::move(sink));
 }
 
@@ -270,6 +297,7 @@ EngineStats Engine::stats() const {
   stats.num_queued = shared.num_queued.load();
   stats.kv_blocks_total = impl_->options.num_kv_blocks * impl_->options.dp_size;
   stats.kv_blocks_free = shared.kv_blocks_free.load();
+  stats.kv_blocks_cached = shared.kv_blocks_cached.load();
   stats.kv_blocks_used = stats.kv_blocks_total - stats.kv_blocks_free - stats.kv_blocks_cached;
   stats.prompt_tokens_total = shared.prompt_tokens.load();
   stats.output_tokens_total = shared.output_tokens.load();

@@ -38,7 +38,7 @@ struct RequestOutput {
   std::string stop_string;     // ... or the stop string
   int32_t num_prompt_tokens = 0;
   int32_t num_output_tokens = 0;  // so far
-  int32_t num_cached_tokens = 0;
+  int32_t num_cached_tokens = 0;  // prompt tokens that the prefix cache had when the request started
 };
 
 // Called on the engine thread; must not block, nor call drain(). The last call has a finish_reason; none follows it,
@@ -62,6 +62,11 @@ struct EngineOptions {
   int max_queued_requests = 5000;
   int64_t max_tokens_per_step = 2048;   // of each DP group: the token budget
   int64_t max_logit_rows_per_step = 0;  // of each DP group: bounds prompt logprobs' memory; 0 = no bound
+  bool prefix_cache = true;             // share the blocks of equal prompt beginnings
+  bool mixed_steps = true;              // prompts and decode tokens in the same steps; else they alternate
+  int prefill_delay_steps = 0;          // how long a prompt may wait for prompts of the other groups while some decode
+  int64_t priority_aging_steps = 1000;  // waiting that makes up for one level of priority
+  int64_t queue_timeout_ms = 0;         // longest wait for the start of a request; 0 = no bound
   TestHooks hooks;
 };
 

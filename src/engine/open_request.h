@@ -32,6 +32,7 @@ class OpenRequest {
   void deliver();
   RequestId id() const { return output_.id; }
   int32_t num_prompt_tokens() const { return output_.num_prompt_tokens; }
+  void set_num_cached_tokens(int32_t count) { output_.num_cached_tokens = count; }
   bool finished() const { return output_.finish_reason != FinishReason::kNone; }
 
  private:

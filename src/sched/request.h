@@ -40,6 +40,9 @@ struct Request {
   int32_t priority = 0;    // higher first
   int64_t arrival_ns = 0;  // Clock::now_ns
   int64_t deadline_ns = std::numeric_limits<int64_t>::max();
+  int64_t queue_deadline_ns = std::numeric_limits<int64_t>::max();  // must have started by then
+  bool use_prefix_cache = true;                                     // false: neither finds nor leaves cached blocks
+  std::string cache_salt;                                           // cached blocks are shared within a salt alone
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError };

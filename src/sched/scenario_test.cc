@@ -1,11 +1,14 @@
 // Runs the scenarios in src/sched/scenarios: text files that hold a configuration, events, and below a line "---" the
 // plan of every step. `sched_test --update` writes what the scheduler does now into the files, for review in the diff.
 //
-//   dp=1 blocks=16 block_tokens=4 running=8 tokens=16 [logit_rows=0]
-//   @0 add r1 prompt=12 max=4 [priority=0] [deadline=STEP] [logits]
+//   dp=1 blocks=16 block_tokens=4 running=8 tokens=16 [logit_rows=0] [cache=1] [mixed=1] [delay=0] [aging=1000]
+//     [balance_prefill]
+//   @0 add r1 prompt=12 max=4 [priority=0] [deadline=STEP] [queue_deadline=STEP] [logits]
+//     [common=TOKENS of all requests' prompts] [salt=N] [nocache] [draft=TOKENS a step] [accept=of these]
 //   @3 abort r1            (before step 3 is planned)
 //   @3 abort_in_step r1    (between plan and apply)
 #include <algorithm>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -54,7 +57,15 @@ void parse_line(const std::string& line, Scenario* scenario) {
     options.kv_block_tokens = static_cast<int>(values.at("block_tokens"));
     options.max_running_requests = static_cast<int>(values.at("running"));
     options.max_tokens_per_step = values.at("tokens");
-    if (values.contains("logit_rows")) options.max_logit_rows_per_step = values.at("logit_rows");
+    const auto value = [&](const char* name, int64_t otherwise) {
+      return values.contains(name) ? values.at(name) : otherwise;
+    };
+    options.max_logit_rows_per_step = value("logit_rows", 0);
+    options.prefix_cache = value("cache", 1) != 0;
+    options.mixed_steps = value("mixed", 1) != 0;
+    options.prefill_delay_steps = static_cast<int>(value("delay", 0));
+    options.priority_aging_steps = value("aging", 1000);
+    if (values.contains("balance_prefill")) options.balance = Balance::kPrefill;
     return;
   }
   Event event;
@@ -87,10 +98,14 @@ Request make_request(const Event& event) {
   Request request;
   request.id = event.id;
   request.prompt_ids.assign(value("prompt", 1), static_cast<int32_t>(event.id));
+  std::fill_n(request.prompt_ids.begin(), value("common", 0), 0);
   request.max_tokens = static_cast<int32_t>(value("max", 1));
   request.priority = static_cast<int32_t>(value("priority", 0));
   request.deadline_ns = value("deadline", request.deadline_ns);
+  request.queue_deadline_ns = value("queue_deadline", request.queue_deadline_ns);
   request.prompt_logprobs = event.values.contains("logits");
+  request.use_prefix_cache = !event.values.contains("nocache");
+  if (event.values.contains("salt")) request.cache_salt = str_cat("salt ", value("salt", 0));
   return request;
 }
 
@@ -113,6 +128,7 @@ class ScenarioRun {
     }
     for (int group = 0; group < scheduler_.dp_size(); ++group) {
       EXPECT_TRUE(scheduler_.pool(group).check_at_rest().ok()) << scheduler_.pool(group).check_at_rest();
+      EXPECT_TRUE(scheduler_.prefix_index(group).check_consistent().ok());
     }
     return text_;
   }
@@ -134,22 +150,45 @@ class ScenarioRun {
     }
   }
 
+  const Event& added(RequestId id) const {
+    return *std::find_if(scenario_.events.begin(), scenario_.events.end(),
+                         [&](const Event& event) { return event.id == id && event.action == "add"; });
+  }
+
+  int64_t value(RequestId id, const char* name) const {
+    const auto& values = added(id).values;
+    return values.contains(name) ? values.at(name) : 0;
+  }
+
+  // Every request emits 1000, 1001 ...; of its drafts the first `accept` are right.
   void apply(const StepPlan& plan) {
-    std::vector<SampledToken> sampled;
+    std::vector<SampledTokens> sampled;
+    std::deque<std::vector<int32_t>> ids;
     std::string ended;
     for (const GroupPlan& group : plan.groups) {
       for (const PlannedChunk& chunk : group.chunks) {
         const Sequence* sequence = scheduler_.find(chunk.request_id);
         if (sequence == nullptr || chunk.kv_end() < chunk.num_total) continue;
-        SampledToken token{.request_id = chunk.request_id};
-        if (chunk.samples) token.token_id = 1000 + static_cast<int32_t>(sequence->output_ids.size());
-        token.finished =
-            static_cast<int32_t>(sequence->output_ids.size()) + (chunk.samples ? 1 : 0) == sequence->request.max_tokens;
-        if (token.finished) ended += str_cat("  r", chunk.request_id, " done\n");
-        sampled.push_back(token);
+        const int64_t num_output = std::ssize(sequence->output_ids);
+        const int64_t num_right = std::min<int64_t>(value(chunk.request_id, "accept"), chunk.num_draft);
+        std::vector<int32_t>& tokens = ids.emplace_back();
+        for (int64_t i = 0; chunk.samples && i <= num_right; ++i) {
+          tokens.push_back(static_cast<int32_t>(1000 + num_output + i));
+        }
+        const bool finished = num_output + std::ssize(tokens) == sequence->request.max_tokens;
+        if (finished) {
+          const int32_t num_cached = sequence->num_cached_tokens;
+          ended += str_cat("  r", chunk.request_id, " done", num_cached > 0 ? str_cat(", ", num_cached, " cached") : "",
+                           "\n");
+        }
+        sampled.push_back({chunk.request_id, tokens, finished});
       }
     }
     scheduler_.apply(sampled);
+    for (const SampledTokens& result : sampled) {
+      const std::vector<int32_t> drafts(value(result.request_id, "draft"), 7);
+      scheduler_.set_draft(result.request_id, drafts);
+    }
     text_ += ended;
   }
 

@@ -1,7 +1,8 @@
-// Scheduler: decides what each step computes. Continuous batching per DP group inside a token budget: first one token
-// for every decoding sequence, then prompt chunks of running sequences, then new requests, highest priority and first
-// come first. When the pool of a group runs dry, its lowest and newest sequence gives its blocks back and is recomputed
-// later. Owned by the engine thread; not thread-safe; no clock, no randomness, no tensors: same calls, same plans.
+// Scheduler: decides what each step computes. Continuous batching per DP group inside a token budget: first the newest
+// token of every decoding sequence, then prompt chunks of running sequences, then new requests in order of service.
+// Full blocks of computed prompt tokens are shared through the group's prefix index. When a group's pool runs dry,
+// cached blocks are evicted; then its last sequence gives its blocks back and is recomputed later. Owned by the engine
+// thread; not thread-safe; no clock, no randomness, no tensors: same calls, same plans.
 //
 //   scheduler.add(std::move(request));
 //   const StepPlan& plan = scheduler.plan(now_ns);   // then look at scheduler.failures()
@@ -13,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <set>
 #include <span>
@@ -21,6 +23,8 @@
 
 #include "base/status.h"
 #include "kv/block_pool.h"
+#include "kv/prefix_index.h"
+#include "sched/placement.h"
 #include "sched/sequence.h"
 #include "sched/step_plan.h"
 
@@ -32,15 +36,31 @@ struct SchedulerOptions {
   int kv_block_tokens = 64;
   int max_running_requests = 64;       // of each DP group; never above max_tokens_per_step
   int64_t max_tokens_per_step = 2048;  // of each DP group
-  // Of each DP group: bounds the logits of prompt logprobs. At least max_running_requests + 1; 0 = no bound.
+  // Of each DP group: bounds the logits of prompt logprobs and drafts. At least max_running_requests + 1; 0 = no bound.
   int64_t max_logit_rows_per_step = 0;
+  bool prefix_cache = true;
+  PrefixIndexOptions prefix_index;
+  // Prompt chunks run in the same steps as decode tokens. Otherwise steps of prompts and of decode tokens alternate as
+  // long as there are both.
+  bool mixed_steps = true;
+  // With several groups, while any decodes: new prompts wait until there is one for every group, at most this many
+  // steps, so that the groups' prompts slow the same steps down. 0 = they never wait.
+  int prefill_delay_steps = 0;
+  int64_t priority_aging_steps = 1000;  // what a level of priority is worth
+  Balance balance = Balance::kDecode;
 };
 
-struct SampledToken {
+// The result of a chunk that reaches the end of its sequence.
+struct SampledTokens {
   RequestId request_id = 0;
-  int32_t token_id = -1;  // -1: the prompt was computed and nothing is to be sampled (max_tokens 0)
-  bool finished = false;  // it was the last one
+  // The accepted tokens: those drafts that were right, then one more. Empty if the prompt was computed and nothing is
+  // to be sampled (max_tokens 0). Read during apply().
+  std::span<const int32_t> token_ids;
+  bool finished = false;  // nothing follows
 };
+
+// On the error of a request whose deadline passed before it started: it may be tried again without loss.
+inline constexpr char kNeverStartedPayload[] = "moesaic/never-started";
 
 // A request that the scheduler itself ended: its deadline passed, or the pool can never hold it.
 struct FailedRequest {
@@ -52,8 +72,8 @@ class Scheduler {
  public:
   explicit Scheduler(const SchedulerOptions& options);
 
-  // Queues a request on the least loaded DP group. The id must be new and the prompt not empty (CHECK). Whether the
-  // pool can ever hold it shows when its turn comes.
+  // Queues a request. The id must be new and the prompt not empty (CHECK). The DP group is chosen, and whether the pool
+  // can ever hold it shows, when its turn comes.
   void add(Request request);
   // Plans the next step; deadlines are compared with now_ns. Empty when nothing is open. Valid until the next plan();
   // apply() or cancel_step() must follow unless the plan is empty.
@@ -61,10 +81,13 @@ class Scheduler {
   // What the last plan() ended.
   std::span<const FailedRequest> failures() const { return failures_; }
   // The step was executed: one entry for every chunk that reaches the end of its sequence (a missing one: CHECK).
-  // Entries for requests that are gone are ignored.
-  void apply(std::span<const SampledToken> sampled);
+  // Entries for requests that are gone are ignored. Rows of drafts that were not accepted are given up.
+  void apply(std::span<const SampledTokens> sampled);
   // The step failed: nothing was computed.
   void cancel_step();
+  // Between apply() and plan(): what may follow the newest token of a decoding sequence. The next step verifies as many
+  // as budgets, max_tokens and free blocks allow, perhaps none; a draft never costs anybody a token or a block.
+  void set_draft(RequestId id, std::span<const int32_t> token_ids);
   // Ends a request in any state; false if it is unknown or already ended. Inside a step, blocks stay until apply().
   bool finish(RequestId id);
 
@@ -72,50 +95,83 @@ class Scheduler {
   const Sequence* find(RequestId id) const;
   bool has_work() const { return !sequences_.empty(); }
   int num_running() const;
-  int num_waiting() const;
+  int num_waiting() const { return static_cast<int>(waiting_.size()); }
   int dp_size() const { return options_.dp_size; }
   const BlockPool& pool(int group) const { return groups_[group].pool; }
+  const PrefixIndex& prefix_index(int group) const { return groups_[group].index; }
   int64_t num_preemptions() const { return num_preemptions_; }
   int64_t num_steps() const { return next_step_id_; }
 
  private:
-  struct Group {
-    BlockPool pool;
-    std::set<Sequence*, ServiceOrder> waiting;
-    std::vector<Sequence*> running;  // in order of service
-    int64_t waiting_tokens = 0;
-  };
   // What is left of a group's step while it is planned.
   struct Budget {
     int64_t tokens = 0;
-    int64_t prompt_logit_rows = 0;  // one row for each running sequence is set aside
+    int64_t draft_tokens = 0;      // one token is set aside for each sequence that may run
+    int64_t extra_logit_rows = 0;  // one row is set aside likewise
+  };
+  // The prefix of the queue's first sequences, looked up again only when it may have changed.
+  struct Match {
+    uint64_t ordinal = ~uint64_t{0};
+    int64_t version = -1;
+    size_t limit = 0;
+    std::vector<int32_t> blocks;
+  };
+  struct Group {
+    explicit Group(const SchedulerOptions& options);
+    BlockPool pool;
+    PrefixIndex index;
+    std::vector<Sequence*> running;  // in order of service
+    // Of the step that is planned or executed.
+    std::vector<Sequence*> planned;  // of the plan's chunks
+    Budget budget;
+    GroupLoad load;
+    bool admits = false;
+    Match match;
   };
 
-  int least_loaded_group() const;
+  // scheduler_plan.cc
+  void begin_step();
   void expire(int64_t now_ns);
-  void plan_group(int group_index);
-  void plan_decode(Group& group, GroupPlan& plan, Budget& budget);
-  bool make_room(Group& group, GroupPlan& plan, Sequence* sequence);
-  void admit(Group& group, GroupPlan& plan, Budget& budget);
-  void fail_what_never_fits(Group& group);
-  bool add_chunk(GroupPlan& plan, Budget& budget, Sequence* sequence);
-  void enqueue(Group& group, Sequence* sequence);
-  void preempt(Group& group, GroupPlan& plan, Sequence* sequence);
+  void plan_decode();
+  void plan_prompts();
+  bool make_room(int group, Sequence* sequence);
+  void add_decode_chunk(int group, Sequence* sequence);
+  bool add_prompt_chunk(int group, Sequence* sequence);
+  int32_t num_draft_that_fits(Group& group, const Sequence& sequence) const;
+  PlannedChunk& new_chunk(int group, Sequence* sequence, int32_t num_tokens);
+  void preempt(int group, Sequence* sequence);
+  bool any_decoding() const;
+
+  // scheduler_admission.cc
+  bool admission_is_open() const;
+  void admit();
+  int choose_group(Sequence* sequence);
+  void look_up(Group& group, const Sequence& sequence);
+  int64_t num_missing_blocks(const Group& group, const Sequence& sequence) const;
+  void start(int group, Sequence* sequence);
+
+  void index_prompt(Group& group, Sequence* sequence);
+  void take_result(const SampledTokens& result, Sequence* sequence);
+  void give_up_drafts(Sequence* sequence);
+  void enqueue(Sequence* sequence);
   void fail(Sequence* sequence, absl::Status error);
   void remove(Sequence* sequence);
-  void check_progress() const;
 
   SchedulerOptions options_;
-  std::vector<Group> groups_;
+  std::deque<Group> groups_;  // never moves: an index points to its pool
   std::unordered_map<RequestId, std::unique_ptr<Sequence>> sequences_;
+  std::set<Sequence*, ServiceOrder> waiting_;
   StepPlan plan_;
   std::vector<PlannedChunk> spare_chunks_;  // keeps their memory from step to step
+  std::vector<Candidate> candidates_;
   std::vector<FailedRequest> failures_;
   uint64_t next_ordinal_ = 0;
   int64_t next_step_id_ = 0;
   int64_t num_preemptions_ = 0;
   int64_t next_deadline_ns_;  // none is earlier
+  int num_awaited_ = 0;       // inside apply(): results that have not been seen
   bool in_step_ = false;
+  bool last_had_prompts_ = false;
 };
 
 }  // namespace moesaic

@@ -6,8 +6,10 @@ namespace moesaic {
 namespace {
 
 std::string to_string(const PlannedChunk& chunk) {
-  if (!chunk.is_prefill && chunk.samples && chunk.num_tokens() == 1)
-    return str_cat("decode r", chunk.request_id, "@", chunk.kv_begin);
+  if (!chunk.is_prefill && chunk.samples && chunk.num_tokens() == 1 + chunk.num_draft) {
+    const std::string drafts = chunk.num_draft > 0 ? str_cat("+", chunk.num_draft) : "";
+    return str_cat("decode r", chunk.request_id, "@", chunk.kv_begin, drafts);
+  }
   std::string text = str_cat(chunk.is_prefill ? "prefill" : "replay", " r", chunk.request_id, "[", chunk.kv_begin, ",",
                              chunk.kv_end(), ") of ", chunk.num_total);
   if (chunk.all_logits) text += " logits";

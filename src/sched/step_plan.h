@@ -14,23 +14,24 @@ struct PlannedChunk {
   RequestId request_id = 0;
   std::vector<int32_t> token_ids;  // the new tokens; at least one
   int32_t kv_begin = 0;            // rows already cached
-  int32_t num_total = 0;           // tokens of the sequence so far, prompt and output
+  int32_t num_total = 0;           // tokens of the sequence so far, prompt and output, without drafts
+  int32_t num_draft = 0;           // the last of token_ids: guesses behind the newest token, to be verified
   // Prompt tokens. A chunk with is_prefill unset and several tokens replays output after a preemption: it takes the
   // path by which those tokens were first computed. No chunk crosses the border.
   bool is_prefill = false;
-  bool samples = false;              // the last token's logits are needed
+  bool samples = false;              // the logits of the newest token and of each draft are needed
   bool all_logits = false;           // prompt logprobs: logits of every token of the chunk
   std::vector<int32_t> block_table;  // covers at least kv_begin + token_ids.size() rows
 
   int32_t num_tokens() const { return static_cast<int32_t>(token_ids.size()); }
   int32_t kv_end() const { return kv_begin + num_tokens(); }
-  int32_t num_logit_rows() const { return all_logits ? num_tokens() : (samples ? 1 : 0); }
+  int32_t num_logit_rows() const { return all_logits ? num_tokens() : (samples ? 1 + num_draft : 0); }
 };
 
 struct GroupPlan {
-  std::vector<PlannedChunk> chunks;  // decode chunks (one token each) first
+  std::vector<PlannedChunk> chunks;  // decode chunks (the newest token and its drafts) first
   int32_t num_prefill_tokens = 0;    // prefill and replay
-  int32_t num_decode_tokens = 0;
+  int32_t num_decode_tokens = 0;     // with drafts
   std::vector<RequestId> preempted;  // lost their blocks while this step was planned
 };
 

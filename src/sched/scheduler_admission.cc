@@ -1,0 +1,150 @@
+// The admission half of the Scheduler: who starts, in which DP group, with which cached blocks.
+#include <algorithm>
+#include <limits>
+
+#include "base/check.h"
+#include "sched/scheduler.h"
+
+namespace moesaic {
+
+// Prompts of a step slow all groups down, as the groups' steps are one. Once some run, others may join.
+bool Scheduler::admission_is_open() const {
+  if (options_.prefill_delay_steps == 0 || waiting_.size() >= groups_.size()) return true;
+  bool decoding = false;
+  for (const Group& group : groups_) {
+    for (const Sequence* sequence : group.running) {
+      if (!sequence->is_decoding()) return true;
+      decoding = true;
+    }
+  }
+  if (!decoding || waiting_.empty()) return true;
+  return next_step_id_ - (*waiting_.begin())->queued_step >= options_.prefill_delay_steps;
+}
+
+// In order of service. A request that fits in no group keeps one of them from those behind it until it fits, so that
+// small ones cannot pass it for ever; the other groups go on.
+void Scheduler::admit() {
+  int num_admitting = 0;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    Group& group = groups_[g];
+    // A group that has just taken blocks away has none to give.
+    group.admits = group.budget.tokens > 0 && plan_.groups[g].preempted.empty() &&
+                   static_cast<int>(group.running.size()) < options_.max_running_requests;
+    if (!group.admits) continue;
+    ++num_admitting;
+    group.load = {.kv_tokens = int64_t{group.pool.num_used()} * options_.kv_block_tokens,
+                  .num_requests = static_cast<int64_t>(group.running.size())};
+    for (const Sequence* sequence : group.running) {
+      if (sequence->is_decoding()) continue;
+      group.load.prompt_tokens += sequence->num_tokens() - sequence->num_computed;
+      group.load.attention_pairs += attention_pairs(sequence->num_computed, sequence->num_tokens());
+    }
+  }
+  int num_blocked = 0;
+  for (auto next = waiting_.begin(); next != waiting_.end() && num_admitting > 0;) {
+    Sequence* sequence = *next++;
+    const BlockPool& pool = groups_[0].pool;
+    const int num_blocks = pool.blocks_for(sequence->num_tokens());
+    if (num_blocks > pool.num_blocks()) {
+      fail(sequence, absl::ResourceExhaustedError(str_cat("the prompt of ", sequence->num_tokens(), " tokens needs ",
+                                                          num_blocks, " KV blocks and the pool has ", pool.num_blocks(),
+                                                          " (num_kv_blocks)")));
+      continue;
+    }
+    const int chosen = choose_group(sequence);
+    if (chosen >= 0) start(chosen, sequence);
+    Group& group = groups_[chosen >= 0 ? chosen : sequence->reserved_group];
+    if (chosen < 0 && ++num_blocked == dp_size()) return;
+    if (!group.admits || (chosen >= 0 && group.budget.tokens > 0 &&
+                          static_cast<int>(group.running.size()) < options_.max_running_requests)) {
+      continue;
+    }
+    group.admits = false;
+    --num_admitting;
+  }
+}
+
+// The best group that can take the sequence now. If none can, -1, and the one that misses least is reserved for it.
+int Scheduler::choose_group(Sequence* sequence) {
+  candidates_.clear();
+  int64_t least_missing = std::numeric_limits<int64_t>::max();
+  int nearest = -1;
+  for (int g = 0; g < dp_size(); ++g) {
+    Group& group = groups_[g];
+    if (!group.admits) continue;
+    look_up(group, *sequence);
+    const int64_t num_missing = num_missing_blocks(group, *sequence);
+    if (num_missing <= 0) {
+      const auto num_cached = static_cast<int64_t>(group.match.blocks.size()) * options_.kv_block_tokens;
+      candidates_.push_back({.group = g, .load = group.load, .num_cached = num_cached});
+    } else if (num_missing < least_missing) {
+      least_missing = num_missing;
+      nearest = g;
+    }
+  }
+  if (candidates_.empty()) {
+    if (sequence->reserved_group < 0) sequence->reserved_group = nearest;
+    return -1;
+  }
+  const GroupCapacity capacity{
+      .kv_tokens = int64_t{options_.num_kv_blocks} * options_.kv_block_tokens,
+      .num_requests = options_.max_running_requests,
+  };
+  return place(options_.balance, capacity, sequence->num_tokens(), candidates_);
+}
+
+// Leaves at least one token to compute, and every prompt position whose logits are still owed.
+void Scheduler::look_up(Group& group, const Sequence& sequence) {
+  Match& match = group.match;
+  size_t limit = std::min(sequence.num_prompt(), sequence.num_tokens() - 1);
+  if (sequence.request.prompt_logprobs) limit = std::min<size_t>(limit, sequence.num_prompt_logits);
+  if (!options_.prefix_cache || !sequence.request.use_prefix_cache) limit = 0;
+  if (match.ordinal == sequence.ordinal && match.version == group.index.version() && match.limit == limit) return;
+  match.ordinal = sequence.ordinal;
+  match.version = group.index.version();
+  match.limit = limit;
+  match.blocks.clear();
+  if (limit == 0) return;
+  group.index.lookup(sequence.request.cache_salt, std::span(sequence.request.prompt_ids).first(limit), &match.blocks);
+}
+
+// All blocks of the prompt at once: a half-computed prompt never waits for blocks. One block stays free for each
+// running sequence to grow into, or the newcomer would soon be thrown out again.
+int64_t Scheduler::num_missing_blocks(const Group& group, const Sequence& sequence) const {
+  const BlockPool& pool = group.pool;
+  const auto num_matched = static_cast<int64_t>(group.match.blocks.size());
+  const int64_t num_needed = pool.blocks_for(sequence.num_tokens()) - num_matched + std::ssize(group.running);
+  int64_t num_available = pool.num_free() + pool.num_cached();
+  if (num_available - num_matched >= num_needed) return 0;
+  for (const int32_t block : group.match.blocks) num_available -= pool.is_cached(block) ? 1 : 0;
+  return num_needed - num_available;
+}
+
+void Scheduler::start(int group_index, Sequence* sequence) {
+  Group& group = groups_[group_index];
+  const int num_blocks = group.pool.blocks_for(sequence->num_tokens());
+  sequence->block_table.assign(group.match.blocks.begin(), group.match.blocks.end());
+  for (const int32_t block : sequence->block_table) group.pool.retain(block);
+  sequence->num_indexed_blocks = static_cast<int32_t>(sequence->block_table.size());
+  sequence->num_computed = sequence->num_indexed_blocks * options_.kv_block_tokens;
+  const int num_new = num_blocks - sequence->num_indexed_blocks;
+  const bool allocated = group.index.make_free(num_new) && group.pool.allocate(num_new, &sequence->block_table);
+  MOESAIC_CHECK(allocated);
+  // What a preempted sequence finds of its own is no hit.
+  if (!sequence->started) sequence->num_cached_tokens = sequence->num_computed;
+  waiting_.erase(sequence);
+  sequence->started = true;
+  sequence->running = true;
+  sequence->group = group_index;
+  sequence->reserved_group = -1;
+  group.running.insert(std::upper_bound(group.running.begin(), group.running.end(), sequence, ServiceOrder()),
+                       sequence);
+  group.load.kv_tokens = int64_t{group.pool.num_used()} * options_.kv_block_tokens;
+  ++group.load.num_requests;
+  group.load.prompt_tokens += sequence->num_tokens() - sequence->num_computed;
+  group.load.attention_pairs += attention_pairs(sequence->num_computed, sequence->num_tokens());
+  // Without a logit row left, no one behind it starts in this step either.
+  if (!add_prompt_chunk(group_index, sequence)) group.budget.tokens = 0;
+}
+
+}  // namespace moesaic
