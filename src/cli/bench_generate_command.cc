@@ -57,6 +57,7 @@ std::vector<Request> make_requests(const Scenario& scenario, int64_t vocab_size)
     }
     requests[stream].max_tokens = scenario.num_output;
     requests[stream].ignore_eos = true;
+    requests[stream].use_prefix_cache = false;  // every repetition computes its prompt
     requests[stream].sampling.temperature = 0.0f;
   }
   return requests;

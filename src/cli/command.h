@@ -45,6 +45,7 @@ Command tokenize_command();
 Command inspect_command();
 Command bench_ops_command();
 Command bench_generate_command();
+Command bench_sched_command();
 
 // All of them, in the order of the help.
 std::vector<Command> all_commands();

@@ -145,6 +145,11 @@ absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& 
                            .max_running_requests = settings.max_running_requests,
                            .max_queued_requests = settings.max_queued_requests,
                            .max_tokens_per_step = plan.model.max_tokens_per_step,
+                           .prefix_cache = !settings.disable_radix_cache,
+                           .mixed_steps = settings.enable_mixed_chunk,
+                           .prefill_delay_steps = settings.prefill_delay_steps,
+                           .priority_aging_steps = settings.priority_aging_steps,
+                           .queue_timeout_ms = settings.queue_timeout_ms,
                            .hooks = hooks};
   host->engine_ = std::make_unique<Engine>(
       std::move(options), std::make_unique<ModelExecutor>(plan.model.layout, config.vocab_size, run_ranks),

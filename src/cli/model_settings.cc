@@ -57,6 +57,33 @@ void add_layout_fields(ConfigFields& fields, ModelSettings& settings) {
       .doc("Longest wait of a rank for another; then the group ends and names the silent rank");
 }
 
+namespace {
+
+void add_scheduling_fields(ConfigFields& fields, ModelSettings& settings) {
+  fields.add("disable-radix-cache", &settings.disable_radix_cache)
+      .alias("no-enable-prefix-caching")
+      .doc("Computes every prompt anew instead of sharing the KV cache of equal beginnings");
+  fields.add("enable-mixed-chunk", &settings.enable_mixed_chunk)
+      .doc("Prompt chunks run in the same steps as decode tokens; otherwise steps of the two take turns");
+  fields.add("prefill-delayer-max-delay-passes", &settings.prefill_delay_steps)
+      .range(0, 10'000)
+      .unit("steps")
+      .doc(
+          "While some group decodes, how long new prompts may wait until there is one for every data-parallel group, "
+          "so that they slow the same steps down");
+  fields.add("priority-aging-steps", &settings.priority_aging_steps)
+      .range(1, 1e9)
+      .unit("steps")
+      .doc("Waiting that makes up for one level of priority");
+  fields.add("queue-timeout-ms", &settings.queue_timeout_ms)
+      .range(0, 86'400'000)
+      .unit("ms")
+      .default_text("no bound")
+      .doc("Longest wait of a request for its start; then it fails with 408");
+}
+
+}  // namespace
+
 void add_engine_fields(ConfigFields& fields, ModelSettings& settings) {
   fields.add("context-length", &settings.context_length)
       .alias("max-model-len")
@@ -88,6 +115,7 @@ void add_engine_fields(ConfigFields& fields, ModelSettings& settings) {
       .unit("tokens")
       .default_text("2048, shared by the groups")
       .doc("Token budget of a step of each data-parallel group; longer prompts run in chunks");
+  add_scheduling_fields(fields, settings);
 }
 
 absl::StatusOr<ModelOptions> model_options(const ModelSettings& settings) {

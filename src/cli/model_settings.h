@@ -24,6 +24,11 @@ struct ModelSettings {
   int32_t max_running_requests = 64;
   int32_t max_queued_requests = 5000;
   int64_t chunked_prefill_size = 0;
+  bool disable_radix_cache = false;
+  bool enable_mixed_chunk = true;
+  int32_t prefill_delay_steps = 0;
+  int64_t priority_aging_steps = 1000;
+  int64_t queue_timeout_ms = 0;
   int64_t step_timeout_ms = 30'000;
 };
 
@@ -33,7 +38,7 @@ void add_model_path(ConfigFields& fields, std::string* model_path);
 void add_parallel_fields(ConfigFields& fields, int32_t* ep_size, int32_t* dp_size, int32_t* tp_size);
 // Layout, numbers and threads: what `eval --ids` needs too.
 void add_layout_fields(ConfigFields& fields, ModelSettings& settings);
-// Context, KV pool and batch limits: what an engine needs.
+// Context, KV pool, batch limits and scheduling: what an engine needs.
 void add_engine_fields(ConfigFields& fields, ModelSettings& settings);
 
 // The layout and number formats; limits are left to the caller. Errors as in ParallelLayout::make.

@@ -45,6 +45,9 @@ struct Request {
   std::string cache_salt;                                           // cached blocks are shared within a salt alone
 };
 
+// On the error of a request whose deadline passed before it started: it may be tried again without loss.
+inline constexpr char kNeverStartedPayload[] = "moesaic/never-started";
+
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError };
 
 }  // namespace moesaic

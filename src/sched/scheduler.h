@@ -59,9 +59,6 @@ struct SampledTokens {
   bool finished = false;  // nothing follows
 };
 
-// On the error of a request whose deadline passed before it started: it may be tried again without loss.
-inline constexpr char kNeverStartedPayload[] = "moesaic/never-started";
-
 // A request that the scheduler itself ended: its deadline passed, or the pool can never hold it.
 struct FailedRequest {
   RequestId request_id = 0;

@@ -73,8 +73,10 @@ class WithFolder(unittest.TestCase):
 class Usage(WithFolder):
     def test_help_of_every_command(self):
         self.assertIn("generate", self.ok("--help").stdout)
-        for command in (["generate"], ["eval"], ["tokenize"], ["inspect"], ["bench", "ops"], ["bench", "generate"]):
-            self.assertIn("model-path" if command[-1] != "ops" else "threads", self.ok(*command, "--help").stdout)
+        for command in (["generate"], ["eval"], ["tokenize"], ["inspect"], ["bench", "ops"], ["bench", "generate"],
+                        ["bench", "sched"]):
+            own = {"ops": "threads", "sched": "small"}.get(command[-1], "model-path")
+            self.assertIn(own, self.ok(*command, "--help").stdout)
 
     def test_wrong_usage_says_what_is_legal(self):
         for args, message in ((["generat"], "did you mean"), (["generate", "--modle", "x"], "did you mean"),
@@ -97,6 +99,17 @@ class Usage(WithFolder):
             file.write(f'model = "{MODEL}"\nep-size = 2\n')
         self.assertIn("EP2", self.ok("inspect", "--config", self.path("a.toml")).stdout)
         self.assertIn("EP8", self.ok("inspect", "--config", self.path("a.toml"), "--ep", "8").stdout)
+
+
+class Bench(WithFolder):
+    def test_sched_prints_its_figures(self):
+        runs = [[json.loads(line) for line in self.ok("bench", "sched", "--small", "--json").stdout.splitlines()]
+                for _ in range(2)]
+        self.assertEqual([figure["name"] for figure in runs[0]],
+                         ["sched.plan_us", "sched.apply_us", "kv.prefix_lookup_us"])
+        self.assertEqual([figure["hash"] for figure in runs[0]], [figure["hash"] for figure in runs[1]])
+        for figure in runs[0]:
+            self.assertGreater(figure["value"], 0)
 
 
 class Text(WithFolder):

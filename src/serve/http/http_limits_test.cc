@@ -175,7 +175,13 @@ TEST(HttpLimits, AFullQueueIs429) {
         http_request("POST", "/v1/completions", R"({"prompt":"x","max_tokens":20,"ignore_eos":true})"));
   }
   int refused = 0;
-  for (auto& client : clients) refused += read_answer(*client).status == 429;
+  for (auto& client : clients) {
+    const HttpAnswer answer = read_answer(*client);
+    if (answer.status != 429) continue;
+    ++refused;
+    EXPECT_THAT(answer.head, HasSubstr("Retry-After: 1\r\n"));
+    EXPECT_THAT(answer.body, HasSubstr("max_queued_requests"));
+  }
   EXPECT_GE(refused, 1);
   EXPECT_LE(refused, 7);
 }
@@ -236,6 +242,18 @@ TEST(HttpLimits, DrainOutOfPatienceEndsStreamsWithAnError) {
   const std::vector<std::string> events = read_answer(client).events();
   EXPECT_EQ(events.back(), "[DONE]");
   EXPECT_THAT(events[events.size() - 2], HasSubstr("\"error\""));
+  EXPECT_TRUE(at_rest(*server.engine));
+}
+
+TEST(HttpLimits, ARequestThatWaitedTooLongIs408) {
+  const TestServer server({.faults = {.delay_ms = 10}, .max_running_requests = 1, .queue_timeout_ms = 50});
+  RawClient running(server.port());
+  running.send(http_request("POST", "/v1/completions", R"({"prompt":"x","max_tokens":100,"ignore_eos":true})"));
+  ASSERT_TRUE(eventually([&] { return server.engine->stats().num_running == 1; }));
+  const HttpAnswer late = server.completion(R"("prompt":"x","max_tokens":4)");
+  EXPECT_EQ(late.status, 408);
+  EXPECT_THAT(late.body, HasSubstr("queued"));
+  EXPECT_EQ(read_answer(running).status, 200);
   EXPECT_TRUE(at_rest(*server.engine));
 }
 

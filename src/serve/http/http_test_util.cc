@@ -174,6 +174,7 @@ TestServer::TestServer(Options options) {
   engine_options.vocab_size = 4096;
   engine_options.eos_token_ids = {tokenizer->eos_id()};
   engine_options.num_kv_blocks = options.num_kv_blocks;
+  engine_options.queue_timeout_ms = options.queue_timeout_ms;
   engine_options.kv_block_tokens = 16;
   engine_options.max_running_requests = options.max_running_requests;
   engine_options.max_queued_requests = options.max_queued_requests;

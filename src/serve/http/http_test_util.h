@@ -66,6 +66,7 @@ class TestServer {
     int num_kv_blocks = 256;
     int max_running_requests = 16;
     int max_queued_requests = 64;
+    int64_t queue_timeout_ms = 0;
     bool start = true;
   };
   TestServer() : TestServer(Options()) {}

@@ -20,6 +20,8 @@ std::string format_reply(const ApiReply& reply, WireOptions options) {
   if (reply.status != 204) {
     out += str_cat("Content-Type: ", reply.content_type, "\r\nContent-Length: ", reply.body.size(), "\r\n");
   }
+  // Overload passes; official clients wait as long as this says and try again.
+  if (reply.status == 429 || reply.status == 503) out += "Retry-After: 1\r\n";
   out += str_cat(kCors, reply.extra_headers, connection_line(options.keep_alive), "\r\n");
   if (!options.head_only && reply.status != 204) out += reply.body;
   return out;

@@ -250,5 +250,28 @@ TEST(KnownBugs, AQueuedClientMayLeave) {  // B73
   EXPECT_TRUE(at_rest(*server.engine));
 }
 
+TEST(KnownBugs, SaltsAreApartAndUsageCountsCachedTokens) {  // B53, B75
+  const TestServer server;
+  std::string ids = "40";
+  for (int i = 0; i < 2 * server.engine->options().kv_block_tokens; ++i) ids += str_cat(",", 41 + i % 50);
+  const auto cached = [&](const char* fields) {
+    const HttpAnswer answer =
+        server.completion(str_cat("\"prompt\":[", ids, R"(],"max_tokens":2,"ignore_eos":true)", fields));
+    EXPECT_EQ(answer.status, 200) << answer.body;
+    const Json usage = answer.json()["usage"];
+    EXPECT_LT(usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]);
+    return usage["prompt_tokens_details"]["cached_tokens"].get<int>();
+  };
+  EXPECT_EQ(cached(R"(,"cache_prompt":false)"), 0);
+  for (const char* fields : {R"(,"cache_salt":"A")", R"(,"cache_salt":"B")", ""}) {
+    EXPECT_EQ(cached(fields), 0) << fields;
+    EXPECT_GT(cached(fields), 0) << fields;
+    EXPECT_GT(cached(fields), 0) << fields;
+  }
+  EXPECT_EQ(cached(R"(,"cache_prompt":false)"), 0);
+  EXPECT_TRUE(at_rest(*server.engine));
+  EXPECT_GT(server.engine->stats().kv_blocks_cached, 0);
+}
+
 }  // namespace
 }  // namespace moesaic

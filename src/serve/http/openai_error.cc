@@ -1,6 +1,7 @@
 #include "serve/http/openai_error.h"
 
 #include "absl/strings/cord.h"
+#include "sched/request.h"
 #include "serve/http/json.h"
 
 namespace moesaic {
@@ -70,7 +71,7 @@ int http_status(const absl::Status& status) {
     case absl::StatusCode::kUnavailable:
       return 503;
     case absl::StatusCode::kDeadlineExceeded:
-      return 504;
+      return status.GetPayload(kNeverStartedPayload).has_value() ? 408 : 504;
     default:
       return 500;
   }

@@ -164,6 +164,11 @@ void read_common(Fields& fields, const RequestLimits& limits, CompletionRequest*
   fields.boolean("skip_special_tokens", &out->skip_special_tokens);
   fields.boolean("add_special_tokens", &out->add_special_tokens);
   fields.integer("priority", std::numeric_limits<int32_t>::min(), kMaxInt32, &out->priority);
+  fields.text("cache_salt", &out->cache_salt);
+  if (fields.has("cache_salt") && (out->cache_salt.empty() || out->cache_salt.size() > kMaxSaltBytes)) {
+    fields.fail(invalid_param("cache_salt", str_cat("must have from 1 to ", kMaxSaltBytes, " bytes")));
+  }
+  fields.boolean("cache_prompt", &out->use_prefix_cache);
 }
 
 absl::StatusOr<std::vector<PromptInput>> parse_prompts(const Json* prompt, int64_t vocab_size) {

@@ -22,6 +22,7 @@ inline constexpr int64_t kMaxTopLogprobs = 20;
 inline constexpr size_t kMaxStopStrings = 16;
 inline constexpr size_t kMaxStopBytes = 4096;
 inline constexpr size_t kMaxStopTokenIds = 1024;
+inline constexpr size_t kMaxSaltBytes = 1024;
 
 // What the checks need to know of the model.
 struct RequestLimits {
@@ -62,6 +63,8 @@ struct CompletionRequest {
   bool skip_special_tokens = true;
   int32_t num_logprobs = -1;  // as in Request
   int64_t priority = 0;
+  std::string cache_salt;        // as in Request
+  bool use_prefix_cache = true;  // cache_prompt
 
   bool stream = false;
   bool include_usage = false;

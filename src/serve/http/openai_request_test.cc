@@ -107,6 +107,9 @@ TEST(OpenAiRequest, RefusesBadCommonFieldsByName) {
            {R"("response_format":{})", "response_format"},
            {R"("regex":"a+")", "regex"},
            {R"("ignore_eos":1)", "ignore_eos"},
+           {R"("cache_salt":"")", "cache_salt"},
+           {R"("cache_salt":7)", "cache_salt"},
+           {R"("cache_prompt":"no")", "cache_prompt"},
            {R"("model":7)", "model"},
        }) {
     const auto from_chat = chat(std::string(",") + bad.fields);
@@ -167,7 +170,7 @@ TEST(OpenAiRequest, ReadsEveryField) {
       R"("frequency_penalty":1,"presence_penalty":-1,"repetition_penalty":1.5,"seed":-1,"logit_bias":{"5":-100},)"
       R"("stop":["a","b"],"stop_token_ids":[9],"max_tokens":16.0,"min_tokens":3,"ignore_eos":true,"echo":true,)"
       R"("logprobs":4,"stream":true,"stream_options":{"include_usage":true},"skip_special_tokens":false,)"
-      R"("no_stop_trim":true,"unknown_field":{"x":[1]},"user":"me","priority":-3)");
+      R"("no_stop_trim":true,"unknown_field":{"x":[1]},"user":"me","priority":-3,"cache_salt":"t1","cache_prompt":false)");
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_THAT(std::get<1>(parsed->prompts.at(0)), ElementsAre(1, 2));
   EXPECT_THAT(std::get<1>(parsed->prompts.at(1)), ElementsAre(3));
@@ -191,6 +194,8 @@ TEST(OpenAiRequest, ReadsEveryField) {
   EXPECT_FALSE(parsed->skip_special_tokens);
   EXPECT_EQ(parsed->num_logprobs, 4);
   EXPECT_EQ(parsed->priority, -3);
+  EXPECT_EQ(parsed->cache_salt, "t1");
+  EXPECT_FALSE(parsed->use_prefix_cache);
 }
 
 TEST(OpenAiRequest, NullIsAbsentAndDefaultsComeFromTheModel) {

@@ -142,6 +142,8 @@ Request engine_request(const PreparedRequest& prepared, size_t prompt, int64_t c
   out.num_logprobs = from.num_logprobs;
   out.prompt_logprobs = from.echo && from.num_logprobs >= 0;
   out.priority = static_cast<int32_t>(from.priority);
+  out.cache_salt = from.cache_salt;
+  out.use_prefix_cache = from.use_prefix_cache;
   return out;
 }
 
