@@ -133,6 +133,7 @@ class RandomSchedule {
       for (const RequestId id : group.preempted) open_.at(id).num_computed = -1;
     }
     for (int group = 0; group < options_.dp_size; ++group) check_group(group, plan.groups[group]);
+    check_order();
     if (plan.empty()) return;
     check_progress();
     if (below(40) == 0) abort_some();
@@ -288,6 +289,22 @@ class RandomSchedule {
     }
   }
 
+  // With one group, nobody starts before one who waits and comes first in order of service.
+  void check_order() {
+    std::set<RequestId> running;
+    for (const auto& [id, open] : open_) {
+      if (scheduler_.find(id)->running) running.insert(id);
+    }
+    for (const auto& [id, open] : open_) {
+      if (options_.dp_size > 1 || running.contains(id)) continue;
+      for (const RequestId other : running) {
+        if (running_before_.contains(other)) continue;
+        EXPECT_TRUE(ServiceOrder()(scheduler_.find(other), scheduler_.find(id))) << "r" << other << " passed r" << id;
+      }
+    }
+    running_before_ = running;
+  }
+
   // The first in order of service of every group is in every step, or in every second one if steps are separate.
   void check_progress() {
     std::vector<const Sequence*> first(options_.dp_size, nullptr);
@@ -327,6 +344,7 @@ class RandomSchedule {
   Scheduler scheduler_;
   std::vector<std::vector<uint64_t>> rows_;  // per group: what each row of the pool holds
   std::map<RequestId, Open> open_;
+  std::set<RequestId> running_before_;
   std::vector<SampledTokens> sampled_;
   std::deque<std::vector<int32_t>> sampled_ids_;
   int num_added_ = 0;

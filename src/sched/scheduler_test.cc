@@ -168,6 +168,31 @@ TEST(SchedulerTest, NobodyStarvesBehindHigherPriorities) {
   EXPECT_EQ(started, 40);
 }
 
+// Small requests keep both groups full. The large one needs the whole pool of a group; the group that is reserved for
+// it empties within the life of a small one.
+TEST(SchedulerTest, ALargeRequestIsNotPassedForEver) {
+  SchedulerOptions options = small_options();
+  options.dp_size = 2;
+  options.max_tokens_per_step = 64;
+  Scheduler scheduler(options);
+  constexpr int kLongestLife = 11;  // steps of a small request; they end at different times
+  int64_t started = -1;
+  RequestId next_id = 100;
+  for (int i = 0; i < 200 && started < 0; ++i) {
+    for (; scheduler.num_waiting() < 8; ++next_id) {
+      scheduler.add(make_request(next_id, 4, kLongestLife - static_cast<int>(next_id % 7)));
+    }
+    if (i == 20) scheduler.add(make_request(1, 64, 1));
+    const int64_t now = scheduler.num_steps();
+    step(scheduler);
+    const bool was_added = i >= 20;
+    if (was_added && scheduler.find(1) == nullptr) started = now;
+  }
+  EXPECT_GE(started, 20);
+  // 8 are before it in the queue; then one group ends what it has.
+  EXPECT_LE(started, 20 + 3 * kLongestLife);
+}
+
 TEST(SchedulerTest, DraftsOfUnknownAndQueuedRequestsAreIgnored) {
   Scheduler scheduler(small_options());
   const std::vector<int32_t> drafts = {1, 2};
