@@ -144,6 +144,7 @@ class Scheduler {
   void admit();
   int choose_group(Sequence* sequence);
   void look_up(Group& group, const Sequence& sequence);
+  bool twin_is_ahead(const Group& group, const Sequence& sequence) const;
   int64_t num_missing_blocks(const Group& group, const Sequence& sequence) const;
   void start(int group, Sequence* sequence);
 

@@ -6,6 +6,11 @@
 #include "sched/scheduler.h"
 
 namespace moesaic {
+namespace {
+
+constexpr int kMaxTwins = 8;  // that are looked at in a step: each costs lookups
+
+}  // namespace
 
 // Prompts of a step slow all groups down, as the groups' steps are one. Once some run, others may join.
 bool Scheduler::admission_is_open() const {
@@ -41,6 +46,7 @@ void Scheduler::admit() {
     }
   }
   int num_blocked = 0;
+  int num_twins = 0;
   for (auto next = waiting_.begin(); next != waiting_.end() && num_admitting > 0;) {
     Sequence* sequence = *next++;
     const BlockPool& pool = groups_[0].pool;
@@ -52,6 +58,10 @@ void Scheduler::admit() {
       continue;
     }
     const int chosen = choose_group(sequence);
+    if (chosen >= 0 && twin_is_ahead(groups_[chosen], *sequence)) {
+      if (++num_twins == kMaxTwins) return;
+      continue;
+    }
     if (chosen >= 0) start(chosen, sequence);
     Group& group = groups_[chosen >= 0 ? chosen : sequence->reserved_group];
     if (chosen < 0 && ++num_blocked == dp_size()) return;
@@ -106,6 +116,25 @@ void Scheduler::look_up(Group& group, const Sequence& sequence) {
   match.blocks.clear();
   if (limit == 0) return;
   group.index.lookup(sequence.request.cache_salt, std::span(sequence.request.prompt_ids).first(limit), &match.blocks);
+}
+
+// Whether one who runs is about to compute the very block that the sequence needs next, as with n choices of a prompt:
+// a step later it is there to be shared. That one goes on in every step, so the wait is no longer than computing it
+// twice.
+bool Scheduler::twin_is_ahead(const Group& group, const Sequence& sequence) const {
+  const size_t end = (group.match.blocks.size() + 1) * options_.kv_block_tokens;
+  if (end > group.match.limit) return false;
+  const auto prompt = sequence.request.prompt_ids.begin();
+  const auto equal = [&](const Sequence* other, size_t from) {
+    return std::equal(prompt + static_cast<int64_t>(from), prompt + static_cast<int64_t>(end),
+                      other->request.prompt_ids.begin() + static_cast<int64_t>(from));
+  };
+  for (const Sequence* other : group.running) {
+    if (other->num_computed >= other->num_prompt() || !other->request.use_prefix_cache) continue;
+    if (other->request.prompt_ids.size() < end || other->request.cache_salt != sequence.request.cache_salt) continue;
+    if (equal(other, end - options_.kv_block_tokens) && equal(other, 0)) return true;
+  }
+  return false;
 }
 
 // All blocks of the prompt at once: a half-computed prompt never waits for blocks. One block stays free for each
