@@ -98,12 +98,17 @@ Request make_request(const GenerateConfig& config, const SamplingDefaults& defau
 }
 
 // Prefill: prompt tokens until the first token is there. Decode: the tokens after the first.
-void print_speed(int32_t num_prompt, int32_t num_output, int64_t begin_ns, int64_t first_ns, int64_t end_ns) {
+void print_speed(int32_t num_prompt, int32_t num_output, int64_t begin_ns, int64_t first_ns, int64_t end_ns,
+                 const EngineStats& stats) {
   const double prefill_s = static_cast<double>(first_ns - begin_ns) * 1e-9;
   const double decode_s = static_cast<double>(end_ns - first_ns) * 1e-9;
   std::string line = fmt::format("\nprefill {} tokens, {:.1f} tokens/s", num_prompt, num_prompt / prefill_s);
   if (num_output > 1 && decode_s > 0) {
     line += fmt::format("; decode {} tokens, {:.1f} tokens/s", num_output, (num_output - 1) / decode_s);
+  }
+  if (stats.draft_tokens_total > 0) {
+    line += fmt::format("; {} of {} guessed tokens were right", stats.accepted_draft_tokens_total,
+                        stats.draft_tokens_total);
   }
   std::fputs((line + "\n").c_str(), stderr);
 }
@@ -130,7 +135,8 @@ absl::Status run(GenerateConfig& config) {
                                        }));
   std::fputs("\n", stdout);
   if (last.num_output_tokens > 0) {
-    print_speed(last.num_prompt_tokens, last.num_output_tokens, begin_ns, first_ns, clock.now_ns());
+    print_speed(last.num_prompt_tokens, last.num_output_tokens, begin_ns, first_ns, clock.now_ns(),
+                host->engine().stats());
   }
   return absl::OkStatus();
 }

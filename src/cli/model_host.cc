@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kDefaultContexts = 16;         // of the default KV pool, over all groups
 constexpr int64_t kDefaultTokensPerStep = 2048;  // over all groups: more gains nothing on a CPU
 constexpr int64_t kMinTokensPerStep = 256;
+constexpr int kDefaultDraftDepth = 3;
 constexpr int64_t kMiB = 1 << 20;
 
 int64_t kv_bytes_per_token(const ModelConfig& config, const ModelOptions& options) {
@@ -25,6 +26,16 @@ absl::StatusOr<int64_t> pick_context(const ModelSettings& settings, const ModelC
   if (settings.context_length <= longest) return settings.context_length > 0 ? settings.context_length : longest;
   return absl::InvalidArgumentError(str_cat("--context-length: at most the model's max_position_embeddings ", longest,
                                             ", found ", settings.context_length));
+}
+
+absl::StatusOr<int> pick_draft_depth(const ModelSettings& settings, const ModelConfig& config) {
+  if (config.num_nextn_predict_layers > 0) {
+    return settings.speculative_num_steps >= 0 ? settings.speculative_num_steps : kDefaultDraftDepth;
+  }
+  if (settings.speculative_num_steps <= 0) return 0;
+  return absl::InvalidArgumentError(str_cat("--speculative-num-steps ", settings.speculative_num_steps,
+                                            " needs an MTP module, but the model stores none "
+                                            "(num_nextn_predict_layers is 0); leave it at 0"));
 }
 
 int64_t blocks_for(int64_t tokens, int64_t block_tokens) {
@@ -55,6 +66,8 @@ absl::StatusOr<EnginePlan> plan_engine(const ModelSettings& settings, const Mode
   EnginePlan plan;
   MOESAIC_ASSIGN_OR_RETURN(plan.model, model_options(settings));
   MOESAIC_ASSIGN_OR_RETURN(plan.context_length, pick_context(settings, config));
+  MOESAIC_ASSIGN_OR_RETURN(plan.max_draft_depth, pick_draft_depth(settings, config));
+  plan.model.load_mtp = plan.max_draft_depth > 0;
   const ParallelLayout& layout = plan.model.layout;
   const int64_t block_tokens = plan.model.kv_block_tokens;
   // The latent cache is replicated on the TP ranks of a group.
@@ -130,10 +143,15 @@ absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& 
   log_info(memory_text(group->memory()));
   const RunRanks run_ranks = [group](const RankBody& body) {
     return group->run([&](int rank) {
+      DeepseekModel* model = &group->model(rank);
       return body(group->context(rank),
-                  [group, rank](const RankContext& context, const ForwardBatch& batch, ForwardResult* result) {
-                    return group->model(rank).forward(context, batch, result);
-                  });
+                  {.forward = [model](const RankContext& context, const ForwardBatch& batch,
+                                      ForwardResult* result) { return model->forward(context, batch, result); },
+                   .forward_mtp =
+                       [model](const RankContext& context, const ForwardBatch& batch, const Tensor& hidden,
+                               std::span<const int32_t> next_ids, ForwardResult* result) {
+                         return model->forward_mtp(context, batch, hidden, next_ids, result);
+                       }});
     });
   };
   EngineOptions options = {.dp_size = plan.model.layout.dp_size,
@@ -150,9 +168,17 @@ absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& 
                            .prefill_delay_steps = settings.prefill_delay_steps,
                            .priority_aging_steps = settings.priority_aging_steps,
                            .queue_timeout_ms = settings.queue_timeout_ms,
+                           .max_draft_depth = plan.max_draft_depth,
+                           .adaptive_draft_depth = settings.speculative_adaptive,
+                           .synthetic_acceptance = settings.synthetic_acceptance,
                            .hooks = hooks};
   host->engine_ = std::make_unique<Engine>(
-      std::move(options), std::make_unique<ModelExecutor>(plan.model.layout, config.vocab_size, run_ranks),
+      std::move(options),
+      std::make_unique<ModelExecutor>(ModelExecutorOptions{.layout = plan.model.layout,
+                                                           .vocab_size = config.vocab_size,
+                                                           .max_low_latency_tokens = plan.model.max_decode_tokens,
+                                                           .max_draft_depth = plan.max_draft_depth},
+                                      run_ranks),
       host->tokenizer_.get(), real_clock());
   return host;
 }

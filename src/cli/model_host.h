@@ -20,6 +20,7 @@ struct EnginePlan {
   int64_t context_length = 0;
   int64_t num_kv_blocks = 0;  // of each DP group
   int64_t kv_bytes = 0;       // of all ranks
+  int max_draft_depth = 0;    // 0: no speculation
 };
 
 // `available_bytes`: memory that may be used. Errors name the setting to change.

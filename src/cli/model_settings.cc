@@ -84,6 +84,25 @@ void add_scheduling_fields(ConfigFields& fields, ModelSettings& settings) {
 
 }  // namespace
 
+namespace {
+
+void add_speculation_fields(ConfigFields& fields, ModelSettings& settings) {
+  fields.add("speculative-num-steps", &settings.speculative_num_steps)
+      .alias("num-speculative-tokens")
+      .range(-1, 7)
+      .unit("tokens")
+      .default_text("3 if the model has an MTP module")
+      .doc("Tokens that the MTP module may guess in a step; 0 switches speculation off. Output does not depend on it");
+  fields.add("speculative-adaptive", &settings.speculative_adaptive)
+      .doc("Guess as many tokens as pay, by batch size and acceptance; otherwise always --speculative-num-steps");
+  fields.add("synthetic-acceptance", &settings.synthetic_acceptance)
+      .range(-1, 1)
+      .default_text("off")
+      .doc("Benchmarks only: guesses count as right with this probability, and the text is not the model's");
+}
+
+}  // namespace
+
 void add_engine_fields(ConfigFields& fields, ModelSettings& settings) {
   fields.add("context-length", &settings.context_length)
       .alias("max-model-len")
@@ -116,6 +135,7 @@ void add_engine_fields(ConfigFields& fields, ModelSettings& settings) {
       .default_text("2048, shared by the groups")
       .doc("Token budget of a step of each data-parallel group; longer prompts run in chunks");
   add_scheduling_fields(fields, settings);
+  add_speculation_fields(fields, settings);
 }
 
 absl::StatusOr<ModelOptions> model_options(const ModelSettings& settings) {

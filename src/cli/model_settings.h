@@ -30,6 +30,9 @@ struct ModelSettings {
   int64_t priority_aging_steps = 1000;
   int64_t queue_timeout_ms = 0;
   int64_t step_timeout_ms = 30'000;
+  int32_t speculative_num_steps = -1;
+  bool speculative_adaptive = true;
+  float synthetic_acceptance = -1.0f;
 };
 
 // --model-path alone.

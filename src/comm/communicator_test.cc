@@ -167,7 +167,9 @@ std::vector<absl::StatusOr<LockstepDecision>> lockstep_of(const std::vector<Lock
   const int size = static_cast<int>(records.size());
   Members members = make_thread_communicators(size, {});
   std::vector<absl::StatusOr<LockstepDecision>> decisions(size, absl::UnknownError(""));
-  run_ranks(size, [&](int rank) { decisions[rank] = lockstep(*members[rank], records[rank]); });
+  run_ranks(size, [&](int rank) {
+    decisions[rank] = lockstep(*members[rank], records[rank], /*max_low_latency_tokens=*/64);
+  });
   return decisions;
 }
 
@@ -181,6 +183,9 @@ TEST(Lockstep, AllRanksDecideTheSame) {
     EXPECT_EQ(decision->total_tokens, 10);
     EXPECT_FALSE(decision->stop);
   }
+  records[4].num_decode_tokens = 65;  // more than the low-latency buffers take
+  for (const auto& decision : lockstep_of(records)) EXPECT_EQ(decision->a2a_mode, A2aMode::kNormal);
+  records[4].num_decode_tokens = 4;
   records[2].num_prefill_tokens = 100;
   records[3].stop = 1;
   for (const auto& decision : lockstep_of(records)) {

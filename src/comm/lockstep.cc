@@ -38,7 +38,8 @@ absl::Status check_agreed(std::span<const LockstepRecord> records, T LockstepRec
 
 }  // namespace
 
-absl::StatusOr<LockstepDecision> lockstep(Communicator& world, const LockstepRecord& mine) {
+absl::StatusOr<LockstepDecision> lockstep(Communicator& world, const LockstepRecord& mine,
+                                          int64_t max_low_latency_tokens) {
   MOESAIC_CHECK_LE(world.size(), kMaxRanks);
   alignas(LockstepRecord) std::byte storage[sizeof(LockstepRecord) * kMaxRanks];  // only [0, world.size()) is touched
   const std::span<LockstepRecord> records(reinterpret_cast<LockstepRecord*>(storage), world.size());
@@ -56,7 +57,8 @@ absl::StatusOr<LockstepDecision> lockstep(Communicator& world, const LockstepRec
                                          record.num_decode_tokens, " decode tokens (fields num_*_tokens)"));
     }
     const int64_t num_tokens = int64_t{record.num_prefill_tokens} + record.num_decode_tokens;
-    if (record.num_prefill_tokens > 0) decision.a2a_mode = A2aMode::kNormal;
+    const bool fits = record.num_prefill_tokens == 0 && num_tokens <= max_low_latency_tokens;
+    if (!fits) decision.a2a_mode = A2aMode::kNormal;
     decision.max_tokens = std::max(decision.max_tokens, num_tokens);
     decision.total_tokens += num_tokens;
     decision.stop = decision.stop || record.stop != 0;

@@ -20,13 +20,15 @@ struct LockstepRecord {
 };
 
 struct LockstepDecision {
-  A2aMode a2a_mode = A2aMode::kLowLatency;  // normal as soon as one rank has prefill tokens
+  // Normal as soon as one rank has prefill tokens or more tokens than the low-latency buffers take.
+  A2aMode a2a_mode = A2aMode::kLowLatency;
   int64_t max_tokens = 0;                   // of any rank
   int64_t total_tokens = 0;
   bool stop = false;
 };
 
 // Exchanges the records. Error INTERNAL: "rank 3 is at step 7, rank 0 at step 8 (field step_id)".
-absl::StatusOr<LockstepDecision> lockstep(Communicator& world, const LockstepRecord& mine);
+absl::StatusOr<LockstepDecision> lockstep(Communicator& world, const LockstepRecord& mine,
+                                          int64_t max_low_latency_tokens);
 
 }  // namespace moesaic

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "engine/open_request.h"
 #include "engine/request_check.h"
 #include "engine/sampler.h"
+#include "engine/speculator.h"
 #include "sched/scheduler.h"
 
 namespace moesaic {
@@ -43,6 +45,8 @@ struct SharedStats {
   std::atomic<int64_t> requests_finished{0};
   std::atomic<int64_t> preemptions{0};
   std::atomic<int64_t> steps{0};
+  std::atomic<int64_t> draft_tokens{0};
+  std::atomic<int64_t> accepted_draft_tokens{0};
 };
 
 }  // namespace
@@ -70,8 +74,12 @@ struct Engine::Impl {
   void end(RequestId id, FinishReason reason, const absl::Status& error);
   void end_all(FinishReason reason, const absl::Status& error);
   absl::Status step();
-  void take_group(const GroupPlan& plan, std::span<float> logits);
-  void take_chunk(const PlannedChunk& chunk, std::span<float> rows);
+  void take_group(int group, const GroupPlan& plan, std::span<float> logits);
+  absl::Status prepare_speculation();
+  std::span<const int32_t> take_chunk(const PlannedChunk& chunk, std::span<float> rows);
+  int32_t sample_row(const Request& request, const Sequence& sequence, std::span<const int32_t> accepted,
+                     std::span<float> row);
+  bool is_right(const Request& request, int32_t draft, int32_t position, int32_t* id) const;
   void collect_prompt_logprobs(const PlannedChunk& chunk, std::span<float> rows, const Request& request,
                                OpenRequest* open_request);
   void deliver();
@@ -93,6 +101,8 @@ struct Engine::Impl {
   std::vector<OpenRequest*> to_deliver;
   std::vector<SampledTokens> sampled;
   std::vector<int32_t> sampled_ids;  // what `sampled` points to
+  std::vector<int32_t> output_ids;   // of a sequence with what its chunk has accepted so far
+  std::optional<Speculator> speculator;
   Inbox::Batch batch;
   StepLogits logits;
   int64_t num_output_tokens = 0;
@@ -103,7 +113,7 @@ struct Engine::Impl {
 };
 
 void Engine::Impl::run() {
-  absl::Status status;
+  absl::Status status = prepare_speculation();
   while (status.ok()) {
     inbox.take(/*wait=*/!scheduler.has_work(), &batch);
     for (Inbox::Submission& submission : batch.submissions) start(std::move(submission));
@@ -114,6 +124,25 @@ void Engine::Impl::run() {
   }
   if (!status.ok()) return die(status);
   end_all(FinishReason::kAbort, absl::OkStatus());
+}
+
+absl::Status Engine::Impl::prepare_speculation() {
+  const int max_depth = std::min(options.max_draft_depth, executor->max_draft_depth());
+  if (max_depth == 0) return absl::OkStatus();
+  std::optional<StepCosts> costs;
+  if (options.adaptive_draft_depth) {
+    const int64_t max_rows =
+        std::min<int64_t>(int64_t{options.max_running_requests} * (1 + max_depth), options.max_tokens_per_step);
+    const StepCostOptions cost_options{.dp_size = options.dp_size,
+                                       .num_kv_blocks = options.num_kv_blocks,
+                                       .kv_block_tokens = options.kv_block_tokens,
+                                       .max_rows = max_rows,
+                                       .context_length = options.context_length};
+    MOESAIC_ASSIGN_OR_RETURN(costs, StepCosts::measure(*executor, cost_options, clock));
+    log_debug(str_cat("a decode step and a level of drafts take: ", costs->to_string()));
+  }
+  speculator.emplace(max_depth, options.dp_size, options.kv_block_tokens, options.context_length, std::move(costs));
+  return absl::OkStatus();
 }
 
 void Engine::Impl::start(Inbox::Submission submission) {
@@ -153,48 +182,83 @@ absl::Status Engine::Impl::step() {
       for (const PlannedChunk& chunk : group.chunks) num_logit_rows += chunk.num_logit_rows();
     }
     sampled_ids.reserve(num_logit_rows);  // the spans in `sampled` stay valid
-    for (size_t group = 0; group < plan.groups.size(); ++group) take_group(plan.groups[group], logits.groups[group]);
+    if (speculator) speculator->begin(plan);
+    for (size_t group = 0; group < plan.groups.size(); ++group) {
+      take_group(static_cast<int>(group), plan.groups[group], logits.groups[group]);
+    }
+    const absl::Status drafted = speculator ? speculator->draft(plan, *executor) : absl::OkStatus();
     scheduler.apply(sampled);
+    if (!drafted.ok()) return annotate(drafted, str_cat("step ", plan.step_id, " failed"));
+    if (speculator) speculator->hand_over(scheduler);
   }
   deliver();
   return absl::OkStatus();
 }
 
-void Engine::Impl::take_group(const GroupPlan& plan, std::span<float> logits) {
+void Engine::Impl::take_group(int group, const GroupPlan& plan, std::span<float> logits) {
   size_t begin = 0;
-  for (const PlannedChunk& chunk : plan.chunks) {
+  for (size_t i = 0; i < plan.chunks.size(); ++i) {
+    const PlannedChunk& chunk = plan.chunks[i];
     const size_t count = static_cast<size_t>(chunk.num_logit_rows()) * options.vocab_size;
     MOESAIC_CHECK_LE(begin + count, logits.size());
-    take_chunk(chunk, logits.subspan(begin, count));
+    const std::span<const int32_t> accepted = take_chunk(chunk, logits.subspan(begin, count));
     begin += count;
+    if (!speculator) continue;
+    OpenRequest& open_request = open_requests.at(chunk.request_id);
+    speculator->add(group, static_cast<int32_t>(i), chunk, *scheduler.find(chunk.request_id), accepted,
+                    open_request.finished(), open_request.draft_rows());
   }
 }
 
-void Engine::Impl::take_chunk(const PlannedChunk& chunk, std::span<float> rows) {
+// The tokens that the chunk adds to its sequence: its right drafts and one more; none if it does not reach the end.
+std::span<const int32_t> Engine::Impl::take_chunk(const PlannedChunk& chunk, std::span<float> rows) {
   const Sequence& sequence = *scheduler.find(chunk.request_id);
   const Request& request = sequence.request;
   OpenRequest& open_request = open_requests.at(chunk.request_id);
   open_request.set_num_cached_tokens(sequence.num_cached_tokens);
   if (chunk.all_logits) collect_prompt_logprobs(chunk, rows, request, &open_request);
-  if (chunk.kv_end() < chunk.num_total) return;
+  if (chunk.kv_end() - chunk.num_draft < chunk.num_total) return {};
   to_deliver.push_back(&open_request);
-  if (!chunk.samples) {
-    open_request.finish(FinishReason::kLength);
-    sampled.push_back({.request_id = request.id, .token_ids = {}, .finished = true});
-    return;
+  const size_t first = sampled_ids.size();
+  const auto accepted = [&] { return std::span<const int32_t>(sampled_ids).subspan(first); };
+  if (!chunk.samples) open_request.finish(FinishReason::kLength);
+  for (int32_t draft = 0; draft <= chunk.num_draft && !open_request.finished(); ++draft) {
+    const std::span<float> row =
+        rows.last((chunk.num_draft + 1 - draft) * options.vocab_size).first(options.vocab_size);
+    int32_t id = sample_row(request, sequence, accepted(), row);
+    if (id < 0) {
+      open_request.finish(FinishReason::kError, absl::InternalError("the model's logits are not numbers (all NaN)"));
+      break;
+    }
+    const bool is_last = draft == chunk.num_draft;
+    const int32_t guess = is_last ? -1 : chunk.token_ids[chunk.num_tokens() - chunk.num_draft + draft];
+    const bool goes_on = !is_last && is_right(request, guess, chunk.num_total + draft, &id);
+    if (request.num_logprobs >= 0) fill_logprob(row, id, request.num_logprobs, open_request.new_logprob());
+    open_request.add_token(request, id);
+    ++num_output_tokens;
+    sampled_ids.push_back(id);
+    if (!goes_on) break;
   }
-  const std::span<float> row = rows.last(options.vocab_size);
-  const int32_t id = sampler.sample(request, sequence.output_ids, row);
-  if (id < 0) {
-    open_request.finish(FinishReason::kError, absl::InternalError("the model's logits are not numbers (all NaN)"));
-    sampled.push_back({.request_id = request.id, .token_ids = {}, .finished = true});
-    return;
-  }
-  if (request.num_logprobs >= 0) fill_logprob(row, id, request.num_logprobs, open_request.new_logprob());
-  const FinishReason reason = open_request.add_token(request, id);
-  ++num_output_tokens;
-  sampled_ids.push_back(id);
-  sampled.push_back({request.id, std::span(sampled_ids).last(1), reason != FinishReason::kNone});
+  sampled.push_back({request.id, accepted(), open_request.finished()});
+  return accepted();
+}
+
+// The token that follows the output and `accepted`: the same that would be sampled without drafts, so a guess is right
+// with the probability that the model gives it, and the output's distribution is the model's.
+int32_t Engine::Impl::sample_row(const Request& request, const Sequence& sequence, std::span<const int32_t> accepted,
+                                 std::span<float> row) {
+  if (accepted.empty()) return sampler.sample(request, sequence.output_ids, row);
+  output_ids.assign(sequence.output_ids.begin(), sequence.output_ids.end());
+  output_ids.insert(output_ids.end(), accepted.begin(), accepted.end());
+  return sampler.sample(request, output_ids, row);
+}
+
+bool Engine::Impl::is_right(const Request& request, int32_t draft, int32_t position, int32_t* id) const {
+  if (options.synthetic_acceptance < 0) return *id == draft;
+  Rng rng(request.sampling.seed ^ (uint64_t{0x9e3779b97f4a7c15} * (position + 1)));
+  const bool right = rng.uniform() < options.synthetic_acceptance;
+  if (right) *id = draft;
+  return right;
 }
 
 // Row i of the chunk says what follows position kv_begin + i. The last prompt position is followed by the output.
@@ -255,6 +319,10 @@ void Engine::Impl::publish() {
   shared.requests_finished.store(num_finished);
   shared.preemptions.store(scheduler.num_preemptions());
   shared.steps.store(scheduler.num_steps());
+  if (speculator) {
+    shared.draft_tokens.store(speculator->num_draft_tokens());
+    shared.accepted_draft_tokens.store(speculator->num_accepted_tokens());
+  }
   inbox.set_num_running(num_running);
 }
 
@@ -304,6 +372,8 @@ EngineStats Engine::stats() const {
   stats.requests_finished_total = shared.requests_finished.load();
   stats.preemptions_total = shared.preemptions.load();
   stats.steps_total = shared.steps.load();
+  stats.draft_tokens_total = shared.draft_tokens.load();
+  stats.accepted_draft_tokens_total = shared.accepted_draft_tokens.load();
   return stats;
 }
 

@@ -67,6 +67,11 @@ struct EngineOptions {
   int prefill_delay_steps = 0;          // how long a prompt may wait for prompts of the other groups while some decode
   int64_t priority_aging_steps = 1000;  // waiting that makes up for one level of priority
   int64_t queue_timeout_ms = 0;         // longest wait for the start of a request; 0 = no bound
+  int max_draft_depth = 0;              // tokens that the draft module may guess in a step; 0 = no speculation
+  bool adaptive_draft_depth = true;     // the depth that pays, from 0 to max; else always max
+  // Benchmarks: a guess counts as right with this probability, whatever the model says; the text is not the model's.
+  // -1 = off.
+  double synthetic_acceptance = -1.0;
   TestHooks hooks;
 };
 
@@ -82,6 +87,8 @@ struct EngineStats {
   int64_t requests_finished_total = 0;
   int64_t preemptions_total = 0;
   int64_t steps_total = 0;
+  int64_t draft_tokens_total = 0;           // guesses that were verified ...
+  int64_t accepted_draft_tokens_total = 0;  // ... and that were right
 };
 
 class Engine {

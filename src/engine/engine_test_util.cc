@@ -41,22 +41,75 @@ absl::Status FakeExecutor::execute(const StepPlan& plan, StepLogits* logits) {
   return absl::OkStatus();
 }
 
+size_t FakeExecutor::slot(const PlannedChunk& chunk, int32_t position) const {
+  MOESAIC_CHECK_LT(position / block_tokens_, static_cast<int>(chunk.block_table.size()));
+  return static_cast<size_t>(chunk.block_table[position / block_tokens_]) * block_tokens_ + position % block_tokens_;
+}
+
+void FakeExecutor::append_logits(uint64_t hash, std::vector<float>* logits) const {
+  Rng rng(hash);
+  for (int64_t id = 0; id < vocab_size_; ++id) {
+    logits->push_back(id == kEos ? -5.0f : static_cast<float>(rng.uniform() * 8.0));
+  }
+}
+
 void FakeExecutor::run_chunk(int group, const PlannedChunk& chunk) {
+  const int32_t first_sampled = chunk.num_tokens() - chunk.num_logit_rows();
   for (int32_t i = 0; i < chunk.num_tokens(); ++i) {
     const int32_t position = chunk.kv_begin + i;
-    const auto row = [&](int32_t p) -> uint64_t& {
-      return rows_[group]
-                  [static_cast<size_t>(chunk.block_table[p / block_tokens_]) * block_tokens_ + p % block_tokens_];
-    };
-    row(position) = mix(mix(chunk.token_ids[i], position), chunk.is_prefill ? 1 : 2);
-    const bool last = i + 1 == chunk.num_tokens();
-    if (!chunk.all_logits && !(last && chunk.samples)) continue;
+    rows_[group][slot(chunk, position)] = mix(mix(chunk.token_ids[i], position), chunk.is_prefill ? 1 : 2);
+    if (max_draft_depth_ > 0) tokens_[group][slot(chunk, position)] = mix(chunk.token_ids[i], position);
+    if (i < first_sampled) continue;
     uint64_t hash = 0;
-    for (int32_t p = 0; p <= position; ++p) hash = mix(hash, row(p));
-    Rng rng(hash);
-    for (int64_t id = 0; id < vocab_size_; ++id) {
-      logits_[group].push_back(id == kEos ? -5.0f : static_cast<float>(rng.uniform() * 8.0));
+    for (int32_t p = 0; p <= position; ++p) hash = mix(hash, rows_[group][slot(chunk, p)]);
+    append_logits(hash, &logits_[group]);
+  }
+}
+
+void FakeExecutor::enable_drafts(int max_depth, double probability) {
+  max_draft_depth_ = max_depth;
+  draft_probability_ = probability;
+  tokens_ = draft_rows_ = std::vector<std::vector<uint64_t>>(rows_.size(), std::vector<uint64_t>(rows_[0].size()));
+}
+
+absl::Status FakeExecutor::draft(const StepPlan& plan, const DraftPlan& drafts, DraftTokens* tokens) {
+  tokens->groups.assign(drafts.groups.size(), {});
+  for (size_t group = 0; group < drafts.groups.size(); ++group) {
+    const GroupDraft& draft = drafts.groups[group];
+    tokens->groups[group].assign(draft.chunks.size() * drafts.depth, -1);
+    size_t next = 0;
+    for (size_t i = 0; i < draft.chunks.size(); ++i) {
+      const DraftChunk& drafted = draft.chunks[i];
+      const PlannedChunk& chunk = plan.groups[group].chunks[drafted.chunk];
+      for (int32_t row = 0; row < drafted.num_rows; ++row, ++next) {
+        const int32_t position = chunk.kv_begin + row;
+        draft_rows_[group][slot(chunk, position)] = mix(draft.next_ids[next], position + 1);
+      }
+      if (drafted.depth == 0) continue;
+      for (int32_t p = 0; p + 1 < chunk.kv_begin + drafted.num_rows; ++p) {
+        num_wrong_draft_rows_ += draft_rows_[group][slot(chunk, p)] != tokens_[group][slot(chunk, p + 1)];
+      }
+      guess(static_cast<int>(group), chunk, drafted.num_rows, draft.next_ids[next - 1],
+            std::span(tokens->groups[group]).subspan(i * drafts.depth, drafted.depth));
     }
+  }
+  return absl::OkStatus();
+}
+
+void FakeExecutor::guess(int group, const PlannedChunk& chunk, int32_t num_rows, int32_t next_id,
+                         std::span<int32_t> guesses) {
+  uint64_t hash = 0;
+  int32_t position = 0;
+  for (; position < chunk.kv_begin + num_rows; ++position) hash = mix(hash, rows_[group][slot(chunk, position)]);
+  for (size_t level = 0; level < guesses.size(); ++level, ++position) {
+    // A level of its own writes the cache row of what it continues; the first level's is the step's.
+    if (level > 0) draft_rows_[group][slot(chunk, position - 1)] = mix(next_id, position);
+    hash = mix(hash, mix(mix(next_id, position), 2));
+    std::vector<float> logits;
+    append_logits(hash, &logits);
+    next_id = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    if (Rng(hash ^ 99).uniform() >= draft_probability_) next_id = (next_id + 1) % 256;
+    guesses[level] = next_id;
   }
 }
 

@@ -24,14 +24,29 @@ class FakeExecutor final : public Executor {
   absl::Status execute(const StepPlan& plan, StepLogits* logits) override;
   std::function<void(const StepPlan&)> on_step;  // called first
 
+  // A draft module that guesses what greedy sampling would give, each token right with this probability. Its own cache
+  // is checked: a chunk that drafts has the right row at every position before.
+  void enable_drafts(int max_depth, double probability);
+  int max_draft_depth() const override { return max_draft_depth_; }
+  absl::Status draft(const StepPlan& plan, const DraftPlan& drafts, DraftTokens* tokens) override;
+  int num_wrong_draft_rows() const { return num_wrong_draft_rows_; }
+
  private:
   void run_chunk(int group, const PlannedChunk& chunk);
+  size_t slot(const PlannedChunk& chunk, int32_t position) const;
+  void append_logits(uint64_t hash, std::vector<float>* logits) const;
+  void guess(int group, const PlannedChunk& chunk, int32_t num_rows, int32_t next_id, std::span<int32_t> guesses);
 
   int block_tokens_;
   int64_t vocab_size_;
   int64_t max_tokens_;
   std::vector<std::vector<uint64_t>> rows_;  // per group
   std::vector<std::vector<float>> logits_;   // per group
+  int max_draft_depth_ = 0;
+  double draft_probability_ = 0.0;
+  int num_wrong_draft_rows_ = 0;
+  std::vector<std::vector<uint64_t>> tokens_;      // per group: what each row was computed from
+  std::vector<std::vector<uint64_t>> draft_rows_;  // per group: what each row says comes next
 };
 
 constexpr int32_t kEos = 300;

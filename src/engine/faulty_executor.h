@@ -20,6 +20,10 @@ class FaultyExecutor final : public Executor {
  public:
   FaultyExecutor(std::unique_ptr<Executor> inner, FaultOptions options) : inner_(std::move(inner)), options_(options) {}
   absl::Status execute(const StepPlan& plan, StepLogits* logits) override;
+  int max_draft_depth() const override { return inner_->max_draft_depth(); }
+  absl::Status draft(const StepPlan& plan, const DraftPlan& drafts, DraftTokens* tokens) override {
+    return inner_->draft(plan, drafts, tokens);
+  }
 
  private:
   std::unique_ptr<Executor> inner_;

@@ -53,8 +53,14 @@ TEST(StepBatchTest, ChunksAndRows) {
 // Threads for one call; logits row r of rank's group = token id of the row, in every column.
 class Ranks {
  public:
-  explicit Ranks(const ParallelLayout& layout) : layout_(layout), buffers_(layout.world_size()) {
+  explicit Ranks(const ParallelLayout& layout)
+      : layout_(layout), buffers_(layout.world_size()), hidden_(layout.world_size()) {
     comms_ = make_thread_communicators(layout.world_size(), {.timeout_ms = 300});
+    for (int group = 0; group < layout.dp_size; ++group) {
+      for (auto& member : make_thread_communicators(layout.tp_size, {.timeout_ms = 300})) {
+        tp_comms_.push_back(std::move(member));
+      }
+    }
   }
 
   absl::Status run(const RankBody& body) {
@@ -63,8 +69,8 @@ class Ranks {
     std::vector<Thread> threads;
     for (int rank = 0; rank < layout_.world_size(); ++rank) {
       threads.emplace_back("rank", [&, rank] {
-        const RankContext context{.rank = rank, .world = comms_[rank].get()};
-        const absl::Status status = rank == silent_rank ? absl::OkStatus() : body(context, forward());
+        const RankContext context{.rank = rank, .world = comms_[rank].get(), .tp_group = tp_comms_[rank].get()};
+        const absl::Status status = rank == silent_rank ? absl::OkStatus() : body(context, model());
         std::lock_guard lock(mutex);
         if (first.ok()) first = status;
       });
@@ -73,20 +79,58 @@ class Ranks {
     return first;
   }
 
-  RankForward forward() {
-    return [this](const RankContext& context, const ForwardBatch& batch, ForwardResult* result) {
-      std::vector<float>& buffer = buffers_[context.rank];
-      buffer.clear();
-      for (const int32_t row : batch.logit_rows) {
-        buffer.insert(buffer.end(), kVocab, static_cast<float>(batch.token_ids[row]));
-      }
-      result->logits = Tensor(buffer.data(), DType::kF32, {static_cast<int64_t>(batch.logit_rows.size()), kVocab});
-      modes[context.rank] = batch.a2a_mode;
-      num_tokens[context.rank] = static_cast<int>(batch.token_ids.size());
-      return context.rank == failing_rank ? absl::InternalError("no luck") : absl::OkStatus();
-    };
+  RankModel model() {
+    return {
+        .forward = [this](const RankContext& context, const ForwardBatch& batch,
+                          ForwardResult* result) { return forward(context, batch, result); },
+        .forward_mtp = [this](const RankContext& context, const ForwardBatch& batch, const Tensor& hidden,
+                              std::span<const int32_t> next_ids,
+                              ForwardResult* result) { return forward_mtp(context, batch, hidden, next_ids, result); }};
   }
 
+  absl::Status forward(const RankContext& context, const ForwardBatch& batch, ForwardResult* result) {
+    std::vector<float>& buffer = buffers_[context.rank];
+    buffer.clear();
+    for (const int32_t row : batch.logit_rows) {
+      buffer.insert(buffer.end(), kVocab, static_cast<float>(batch.token_ids[row]));
+    }
+    result->logits = Tensor(buffer.data(), DType::kF32, {static_cast<int64_t>(batch.logit_rows.size()), kVocab});
+    std::vector<float>& hidden = hidden_[context.rank];
+    hidden.assign(batch.token_ids.begin(), batch.token_ids.end());
+    result->hidden = Tensor(hidden.data(), DType::kF32, {static_cast<int64_t>(hidden.size()), 1});
+    modes[context.rank] = batch.a2a_mode;
+    num_tokens[context.rank] = static_cast<int>(batch.token_ids.size());
+    return context.rank == failing_rank ? absl::InternalError("no luck") : absl::OkStatus();
+  }
+
+  // The state becomes state + next token; the best token is that modulo the vocabulary. The first TP rank has logits.
+  absl::Status forward_mtp(const RankContext& context, const ForwardBatch& batch, const Tensor& hidden,
+                           std::span<const int32_t> next_ids, ForwardResult* result) {
+    EXPECT_EQ(hidden.dim(0), static_cast<int64_t>(next_ids.size()));
+    EXPECT_EQ(batch.token_ids.size(), next_ids.size());
+    std::vector<float>& buffer = buffers_[context.rank];
+    buffer.clear();
+    for (const SequenceChunk& chunk : batch.chunks) {
+      for (int32_t i = 0; i < chunk.num_tokens; ++i) {
+        const int32_t row = chunk.token_begin + i;
+        hidden.f32()[row] += static_cast<float>(next_ids[row]);
+        seen[context.rank].push_back({chunk.kv_begin + i, next_ids[row]});
+      }
+    }
+    result->hidden = hidden;
+    for (const int32_t row : batch.logit_rows) {
+      for (int64_t id = 0; id < kVocab; ++id) {
+        buffer.push_back(id == static_cast<int64_t>(hidden.f32()[row]) % kVocab ? 1.0f : 0.0f);
+      }
+    }
+    if (layout_.tp_rank(context.rank) == 0) {
+      result->logits = Tensor(buffer.data(), DType::kF32, {static_cast<int64_t>(batch.logit_rows.size()), kVocab});
+    }
+    modes[context.rank] = batch.a2a_mode;
+    return absl::OkStatus();
+  }
+
+  std::vector<std::pair<int32_t, int32_t>> seen[8];  // (position, next token) that a rank's draft module was given
   int silent_rank = -1;
   int failing_rank = -1;
   A2aMode modes[8] = {};
@@ -95,8 +139,14 @@ class Ranks {
  private:
   ParallelLayout layout_;
   std::vector<std::vector<float>> buffers_;
+  std::vector<std::vector<float>> hidden_;
+  std::vector<std::unique_ptr<Communicator>> tp_comms_;
   std::vector<std::unique_ptr<Communicator>> comms_;
 };
+
+ModelExecutorOptions options_of(const ParallelLayout& layout, int max_draft_depth = 0) {
+  return {.layout = layout, .vocab_size = kVocab, .max_low_latency_tokens = 8, .max_draft_depth = max_draft_depth};
+}
 
 StepPlan two_groups(int64_t step_id, bool prefill) {
   StepPlan plan;
@@ -110,7 +160,7 @@ StepPlan two_groups(int64_t step_id, bool prefill) {
 TEST(ModelExecutorTest, IdleGroupsTakePartAndTheModeIsCommon) {
   const ParallelLayout layout{.dp_size = 2, .tp_size = 2};
   Ranks ranks(layout);
-  ModelExecutor executor(layout, kVocab, [&](const RankBody& body) { return ranks.run(body); });
+  ModelExecutor executor(options_of(layout), [&](const RankBody& body) { return ranks.run(body); });
   for (const bool prefill : {true, false}) {
     StepLogits logits;
     ASSERT_TRUE(executor.execute(two_groups(prefill ? 0 : 1, prefill), &logits).ok());
@@ -125,20 +175,63 @@ TEST(ModelExecutorTest, IdleGroupsTakePartAndTheModeIsCommon) {
   }
 }
 
+TEST(ModelExecutorTest, DraftsChainOnEveryRankOfTheGroup) {
+  const ParallelLayout layout{.dp_size = 2, .tp_size = 2};
+  Ranks ranks(layout);
+  ModelExecutor executor(options_of(layout, 3), [&](const RankBody& body) { return ranks.run(body); });
+  EXPECT_EQ(executor.max_draft_depth(), 3);
+  StepPlan plan;
+  plan.groups.resize(2);
+  std::vector<PlannedChunk>& chunks = plan.groups[1].chunks;
+  chunks.push_back(make_chunk(0, 4, 3, false, true));  // verified: of tokens 4, 5, 6 the last was wrong
+  chunks.push_back(make_chunk(1, 9, 1, false, true));
+  chunks.push_back(make_chunk(2, 0, 2, true, false));
+  chunks[0].num_draft = 2;
+  plan.groups[1].num_decode_tokens = 4;
+  plan.groups[1].num_prefill_tokens = 2;
+  StepLogits logits;
+  ASSERT_TRUE(executor.execute(plan, &logits).ok());
+  EXPECT_EQ(logits.groups[1].size(), static_cast<size_t>(4 * kVocab));
+  DraftPlan drafts;
+  drafts.depth = 3;
+  drafts.groups.resize(2);
+  drafts.groups[1].chunks = {{.chunk = 0, .num_rows = 2, .depth = 1},
+                             {.chunk = 1, .num_rows = 1, .depth = 3},
+                             {.chunk = 2, .num_rows = 2, .depth = 0}};
+  drafts.groups[1].next_ids = {5, 1, 2, 201, 3};
+  DraftTokens tokens;
+  ASSERT_TRUE(executor.draft(plan, drafts, &tokens).ok());
+  // Chunk 0: state 5, next 1: guess 6 % 5. Chunk 1: 109 + 2 = 111 -> 1, 111 + 1 = 112 -> 2, 112 + 2 = 114 -> 4.
+  EXPECT_TRUE(tokens.groups[0].empty());
+  EXPECT_EQ(tokens.groups[1], (std::vector<int32_t>{1, -1, -1, 1, 2, 4, -1, -1, -1}));
+  const std::vector<std::pair<int32_t, int32_t>> seen = {{4, 5}, {5, 1}, {9, 2}, {0, 201}, {1, 3}, {10, 1}, {11, 2}};
+  EXPECT_EQ(ranks.seen[2], seen);
+  EXPECT_EQ(ranks.seen[3], seen);
+  EXPECT_TRUE(ranks.seen[0].empty());
+  for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(ranks.modes[rank], A2aMode::kLowLatency);  // of the last level
+  // Depth 0: rows are taken in, nothing is guessed.
+  drafts.depth = 0;
+  for (DraftChunk& chunk : drafts.groups[1].chunks) chunk.depth = 0;
+  ASSERT_TRUE(executor.execute(plan, &logits).ok());
+  ASSERT_TRUE(executor.draft(plan, drafts, &tokens).ok());
+  EXPECT_TRUE(tokens.groups[1].empty());
+  EXPECT_EQ(ranks.modes[0], A2aMode::kNormal);
+}
+
 TEST(ModelExecutorTest, ErrorsNameTheRankAndStay) {
   const ParallelLayout layout{.dp_size = 2, .tp_size = 1};
   StepLogits logits;
   {
     Ranks ranks(layout);
     ranks.failing_rank = 1;
-    ModelExecutor executor(layout, kVocab, [&](const RankBody& body) { return ranks.run(body); });
+    ModelExecutor executor(options_of(layout), [&](const RankBody& body) { return ranks.run(body); });
     const absl::Status status = executor.execute(two_groups(0, true), &logits);
     EXPECT_EQ(status.message(), "rank 1: no luck");
     EXPECT_EQ(executor.execute(two_groups(1, true), &logits), status);
   }
   Ranks ranks(layout);
   ranks.silent_rank = 1;
-  ModelExecutor executor(layout, kVocab, [&](const RankBody& body) { return ranks.run(body); });
+  ModelExecutor executor(options_of(layout), [&](const RankBody& body) { return ranks.run(body); });
   EXPECT_EQ(executor.execute(two_groups(0, true), &logits).code(), absl::StatusCode::kDeadlineExceeded);
 }
 

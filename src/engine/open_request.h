@@ -33,6 +33,8 @@ class OpenRequest {
   RequestId id() const { return output_.id; }
   int32_t num_prompt_tokens() const { return output_.num_prompt_tokens; }
   void set_num_cached_tokens(int32_t count) { output_.num_cached_tokens = count; }
+  // Rows of the sequence in the draft module's cache (Speculator).
+  int32_t* draft_rows() { return &draft_rows_; }
   bool finished() const { return output_.finish_reason != FinishReason::kNone; }
 
  private:
@@ -44,6 +46,7 @@ class OpenRequest {
   StopMatcher matcher_;
   std::span<const int32_t> eos_token_ids_;
   bool include_stop_ = false;
+  int32_t draft_rows_ = 0;
 };
 
 }  // namespace moesaic

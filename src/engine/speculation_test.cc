@@ -1,0 +1,221 @@
+// Speculation inside the engine: the same output with it and without, whatever is guessed; rows and blocks of wrong
+// guesses are given back; the depth that pays.
+#include <cmath>
+
+#include "base/rng.h"
+#include "engine/engine.h"
+#include "engine/engine_test_util.h"
+#include "engine/speculator.h"
+#include "gtest/gtest.h"
+
+namespace moesaic {
+namespace {
+
+struct Outcome {
+  std::map<RequestId, Result> results;
+  EngineStats stats;
+  int num_wrong_draft_rows = 0;
+};
+
+Outcome run_all(const EngineOptions& options, double probability, const std::vector<Request>& requests,
+                const Tokenizer* tokenizer = nullptr) {
+  auto fake = std::make_unique<FakeExecutor>(options);
+  const FakeExecutor* watched = fake.get();
+  if (probability >= 0) fake->enable_drafts(7, probability);
+  Collector collector;
+  Engine engine(options, std::move(fake), tokenizer, real_clock());
+  for (const Request& request : requests) EXPECT_TRUE(engine.submit(request, collector.sink()).ok());
+  collector.wait(static_cast<int>(requests.size()));
+  engine.drain(10'000);
+  EXPECT_TRUE(engine.check_at_rest().ok()) << engine.check_at_rest();
+  return {collector.results(), engine.stats(), watched->num_wrong_draft_rows()};
+}
+
+Request mixed_request(RequestId id, int prompt, int max_tokens) {
+  Request request = make_request(id, make_prompt(id, prompt), max_tokens);
+  request.sampling.temperature = id % 3 == 0 ? 0.0f : 0.2f * static_cast<float>(id % 5);
+  request.sampling.seed = id * 77;
+  request.sampling.repetition_penalty = id % 2 == 0 ? 1.1f : 1.0f;
+  request.sampling.frequency_penalty = id % 4 == 0 ? 0.3f : 0.0f;
+  request.num_logprobs = 2;
+  request.prompt_logprobs = id % 4 == 1;
+  request.use_prefix_cache = false;  // a shared block's last draft row may belong to another continuation
+  return request;
+}
+
+void expect_same(const Result& a, const Result& b) {
+  EXPECT_EQ(a.token_ids, b.token_ids);
+  EXPECT_EQ(a.text, b.text);
+  EXPECT_EQ(a.last.finish_reason, b.last.finish_reason);
+  EXPECT_EQ(a.last.stop_string, b.last.stop_string);
+  ASSERT_EQ(a.logprobs.size(), b.logprobs.size());
+  for (size_t i = 0; i < a.logprobs.size(); ++i) {
+    EXPECT_EQ(a.logprobs[i].id, b.logprobs[i].id);
+    EXPECT_EQ(a.logprobs[i].logprob, b.logprobs[i].logprob);
+    EXPECT_EQ(a.logprobs[i].top, b.logprobs[i].top);
+  }
+  EXPECT_EQ(a.prompt_logprobs.size(), b.prompt_logprobs.size());
+}
+
+TEST(Speculation, OutputIsThatOfPlainDecoding) {
+  std::vector<Request> requests;
+  for (RequestId id = 1; id <= 16; ++id) requests.push_back(mixed_request(id, 3 + id % 11, 1 + id % 14));
+  struct Case {
+    int dp, blocks, running, tokens, depth;
+    double probability;
+    bool preempts;
+  };
+  for (const Case& c :
+       {Case{1, 64, 12, 64, 1, 1.0, false}, Case{1, 64, 12, 64, 3, 0.7, false}, Case{1, 8, 12, 64, 3, 0.9, true},
+        Case{1, 8, 8, 9, 2, 0.5, true}, Case{3, 16, 4, 7, 7, 0.95, false}, Case{2, 9, 8, 32, 3, 0.0, true}}) {
+    SCOPED_TRACE(testing::Message() << "dp " << c.dp << " blocks " << c.blocks << " depth " << c.depth << " right "
+                                    << c.probability);
+    EngineOptions options = small_options();
+    options.dp_size = c.dp;
+    options.num_kv_blocks = c.blocks;
+    options.max_running_requests = c.running;
+    options.max_tokens_per_step = c.tokens;
+    const Outcome plain = run_all(options, -1, requests);
+    options.max_draft_depth = c.depth;
+    options.adaptive_draft_depth = false;
+    const Outcome drafted = run_all(options, c.probability, requests);
+    for (const Request& request : requests) {
+      SCOPED_TRACE(testing::Message() << "request " << request.id);
+      expect_same(drafted.results.at(request.id), plain.results.at(request.id));
+    }
+    EXPECT_EQ(plain.stats.draft_tokens_total, 0);
+    EXPECT_GT(drafted.stats.draft_tokens_total, 0);
+    EXPECT_EQ(drafted.stats.output_tokens_total, plain.stats.output_tokens_total);
+    EXPECT_EQ(drafted.num_wrong_draft_rows, 0);
+    if (c.probability > 0.5) {
+      EXPECT_GT(drafted.stats.accepted_draft_tokens_total, 0);
+    }
+    if (c.probability == 0.0) {
+      EXPECT_EQ(drafted.stats.accepted_draft_tokens_total, 0);
+    }
+    if (c.preempts) {
+      EXPECT_GT(drafted.stats.preemptions_total, 0);
+    }
+  }
+}
+
+TEST(Speculation, RightGuessesSaveSteps) {
+  EngineOptions options = small_options();
+  options.max_draft_depth = 3;
+  options.adaptive_draft_depth = false;
+  options.kv_block_tokens = 64;
+  const Outcome outcome = run_all(options, 1.0, {make_request(1, make_prompt(1, 5), 41)});
+  EXPECT_EQ(outcome.results.at(1).token_ids.size(), 41u);
+  EXPECT_EQ(outcome.stats.steps_total, 1 + 40 / 4);  // the prompt and its token, then four tokens a step
+}
+
+TEST(Speculation, EndsInsideAnAcceptedRun) {
+  const auto tokenizer = byte_word_tokenizer();
+  const std::vector<int32_t> script = ids_of({"a", "b", "ABC", "c", "HI", "d", "e", "f", "g"});
+  for (const int depth : {0, 1, 2, 3, 5}) {
+    EngineOptions options = small_options();
+    options.max_draft_depth = depth;
+    options.adaptive_draft_depth = false;
+    options.hooks.script = script;
+    std::vector<Request> requests(4);
+    for (RequestId id = 0; id < 4; ++id) requests[id] = make_request(id, {1, 2, 3}, 20);
+    requests[0].stop = {"CcH"};  // across tokens
+    requests[1].max_tokens = 4;
+    requests[2].stop_token_ids = {ids_of({"HI"})[0]};
+    // Guesses are right wherever the script is what the fake drafts; synthetic acceptance makes the runs long.
+    const Outcome run = run_all(options, 0.5, requests, tokenizer.get());
+    EXPECT_EQ(run.results.at(0).text, "abAB") << depth;
+    EXPECT_EQ(run.results.at(0).last.stop_string, "CcH");
+    EXPECT_EQ(run.results.at(1).text, "abABCc");
+    EXPECT_EQ(run.results.at(1).last.finish_reason, FinishReason::kLength);
+    EXPECT_EQ(run.results.at(2).text, "abABCc");
+    EXPECT_EQ(run.results.at(2).last.finish_reason, FinishReason::kStop);
+    EXPECT_EQ(run.results.at(3).text, "abABCcHIdefg");
+  }
+}
+
+TEST(Speculation, SyntheticAcceptanceSetsTheRate) {
+  for (const double rate : {0.0, 0.6, 1.0}) {
+    EngineOptions options = small_options();
+    options.num_kv_blocks = 64;
+    options.max_draft_depth = 2;
+    options.adaptive_draft_depth = false;
+    options.synthetic_acceptance = rate;
+    std::vector<Request> requests;
+    for (RequestId id = 1; id <= 20; ++id) {
+      requests.push_back(make_request(id, make_prompt(id, 5), 60));
+      requests.back().sampling.seed = id;
+    }
+    const EngineStats stats = run_all(options, 0.3, requests).stats;
+    // Of each pair of guesses the first counts with the rate, the second with its square.
+    const double expected = (rate + rate * rate) / 2;
+    const double seen = static_cast<double>(stats.accepted_draft_tokens_total) / stats.draft_tokens_total;
+    EXPECT_NEAR(seen, expected, 0.06) << rate;
+    EXPECT_EQ(stats.output_tokens_total, 20 * 60);
+  }
+}
+
+// 200 short requests through a pool of 16 blocks of 4, guesses wrong and right in turn: nothing leaks.
+TEST(Speculation, RejectedGuessesGiveTheirBlocksBack) {
+  EngineOptions options = small_options();
+  options.max_draft_depth = 3;
+  options.adaptive_draft_depth = false;
+  std::vector<Request> requests;
+  for (RequestId id = 1; id <= 200; ++id) requests.push_back(mixed_request(id, 1 + id % 9, 1 + id % 13));
+  const Outcome run = run_all(options, 0.6, requests);
+  for (const auto& [id, result] : run.results) {
+    EXPECT_EQ(result.token_ids.size(), 1 + id % 13);
+    EXPECT_EQ(result.num_finished, 1);
+  }
+  EXPECT_EQ(run.num_wrong_draft_rows, 0);
+}
+
+// One sequence that decodes, step after step, guesses right with `probability`.
+int settled_depth(double probability, const StepCosts::Linear& costs, int num_sequences) {
+  Speculator speculator(3, 1, 64, 4096, StepCosts(costs));
+  Sequence sequence;
+  sequence.request.prompt_ids = {1, 2, 3};
+  sequence.request.max_tokens = 1'000'000;
+  sequence.output_ids = {4};
+  FakeExecutor fake(small_options());
+  fake.enable_drafts(3, 0.0);
+  Rng rng(5);
+  std::vector<int32_t> draft_rows(num_sequences, 3);
+  for (int step = 0; step < 600; ++step) {
+    StepPlan plan;
+    plan.groups.resize(1);
+    for (int i = 0; i < num_sequences; ++i) {
+      PlannedChunk& chunk = plan.groups[0].chunks.emplace_back();
+      chunk.kv_begin = 3;
+      chunk.num_total = 4;
+      chunk.num_draft = speculator.depth();
+      chunk.token_ids.assign(1 + chunk.num_draft, 4);
+      chunk.block_table = {0, 1, 2, 3};
+    }
+    speculator.begin(plan);
+    for (int i = 0; i < num_sequences; ++i) {
+      const PlannedChunk& chunk = plan.groups[0].chunks[i];
+      size_t num_right = 0;
+      while (num_right < static_cast<size_t>(chunk.num_draft) && rng.uniform() < probability) ++num_right;
+      const std::vector<int32_t> accepted(num_right + 1, 4);
+      draft_rows[i] = 3;
+      speculator.add(0, i, chunk, sequence, accepted, false, &draft_rows[i]);
+    }
+    EXPECT_TRUE(speculator.draft(plan, fake).ok());
+  }
+  return speculator.depth();
+}
+
+TEST(Speculator, DepthIsWhatPays) {
+  // A step costs 1, each row 0.05, a level of drafts 0.2: at 0.95 the third guess pays, at 0.05 none does.
+  const StepCosts::Linear cheap{.step_ns = 1000, .row_ns = 50, .draft_ns = 200, .draft_row_ns = 10, .key_ns = 0};
+  EXPECT_EQ(settled_depth(0.95, cheap, 1), 3);
+  EXPECT_EQ(settled_depth(0.45, cheap, 1), 1);
+  EXPECT_EQ(settled_depth(0.05, cheap, 1), 0);
+  // Rows cost as much as the step: nothing is gained by more of them.
+  const StepCosts::Linear full{.step_ns = 10, .row_ns = 100, .draft_ns = 10, .draft_row_ns = 20, .key_ns = 0};
+  EXPECT_EQ(settled_depth(0.99, full, 8), 0);
+}
+
+}  // namespace
+}  // namespace moesaic
