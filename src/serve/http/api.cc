@@ -10,36 +10,10 @@ namespace moesaic {
 namespace {
 
 constexpr std::string_view kVersion = MOESAIC_VERSION;
-constexpr std::string_view kModelPrefix = "/v1/models/";
 constexpr std::string_view kIndexText =
     "Moesaic, an OpenAI-compatible server.\n"
     "POST /v1/chat/completions  POST /v1/completions  GET /v1/models\n"
     "POST /tokenize  POST /detokenize  GET /health  GET /health_generate  GET /metrics  GET /version\n";
-
-struct Entry {
-  std::string_view path;
-  Endpoint endpoint;
-};
-
-constexpr Entry kEntries[] = {
-    {"/v1/chat/completions", Endpoint::kChat},
-    {"/v1/completions", Endpoint::kCompletion},
-    {"/health_generate", Endpoint::kHealthGenerate},
-    {"/tokenize", Endpoint::kTokenize},
-    {"/v1/tokenize", Endpoint::kTokenize},
-    {"/detokenize", Endpoint::kDetokenize},
-    {"/v1/detokenize", Endpoint::kDetokenize},
-    {"/v1/models", Endpoint::kModels},
-    {"/health", Endpoint::kHealth},
-    {"/ping", Endpoint::kHealth},
-    {"/metrics", Endpoint::kMetrics},
-    {"/version", Endpoint::kVersion},
-    {"/", Endpoint::kIndex},
-};
-
-bool is_post(Endpoint endpoint) {
-  return is_slow(endpoint) && endpoint != Endpoint::kHealthGenerate;
-}
 
 // One greedy token from a one-token prompt: the whole path through the engine.
 PreparedRequest health_request(const ServedModel& model) {
@@ -61,24 +35,6 @@ absl::Status loading_error() {
 }
 
 }  // namespace
-
-ApiReply error_reply(const absl::Status& status) {
-  return {.status = http_status(status), .body = error_json(status)};
-}
-
-ApiReply error_reply(int http_status, std::string_view message) {
-  return {.status = http_status, .body = error_json(http_status, message)};
-}
-
-RouteMatch match_route(std::string_view path) {
-  for (const Entry& entry : kEntries) {
-    if (entry.path == path) return {entry.endpoint, true, is_post(entry.endpoint) ? "POST" : "GET, HEAD"};
-  }
-  if (path.starts_with(kModelPrefix) && path.size() > kModelPrefix.size()) {
-    return {Endpoint::kModel, true, "GET, HEAD"};
-  }
-  return {};
-}
 
 void Api::start(ServedModel model) {
   auto made = std::make_shared<Loaded>();

@@ -1,5 +1,5 @@
-// Api: the endpoints without the sockets. Knows which paths exist, answers the simple ones, and prepares jobs for the
-// ones that generate. start() and set_draining() may run while others are called; any thread.
+// Api: the endpoints without the sockets. Answers the simple ones and prepares jobs for the ones that generate. start()
+// and set_draining() may run while others are called; any thread.
 #pragma once
 
 #include <atomic>
@@ -11,50 +11,11 @@
 
 #include "base/clock.h"
 #include "serve/http/completion_job.h"
+#include "serve/http/routing.h"
 #include "serve/http/served_model.h"
 #include "serve/http/server_metrics.h"
 
 namespace moesaic {
-
-struct ApiReply {
-  int status = 200;
-  std::string body;
-  std::string content_type = "application/json";
-  std::string extra_headers;  // whole lines
-};
-
-ApiReply error_reply(const absl::Status& status);
-ApiReply error_reply(int http_status, std::string_view message);
-
-enum class Endpoint : uint8_t {
-  kChat,  // jobs: make_job()
-  kCompletion,
-  kHealthGenerate,
-  kTokenize,  // may take long: answer() on a worker thread
-  kDetokenize,
-  kModels,  // quick: answer() anywhere
-  kModel,
-  kHealth,
-  kMetrics,
-  kVersion,
-  kIndex,
-};
-
-inline bool is_job(Endpoint endpoint) {
-  return endpoint <= Endpoint::kHealthGenerate;
-}
-inline bool is_slow(Endpoint endpoint) {
-  return endpoint <= Endpoint::kDetokenize;
-}
-
-struct RouteMatch {
-  Endpoint endpoint = Endpoint::kIndex;
-  bool found = false;
-  std::string_view methods;  // of the path, "GET, HEAD" or "POST"
-};
-
-// `path` without query.
-RouteMatch match_route(std::string_view path);
 
 class Api {
  public:

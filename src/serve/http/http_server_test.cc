@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "serve/http/http_test_util.h"
-#include "serve/http/http_wire.h"
+#include "serve/http/routing.h"
 
 namespace moesaic {
 namespace {
@@ -315,12 +315,15 @@ TEST(HttpServer, MetricsCountInBothFamilies) {
   EXPECT_THAT(text, HasSubstr("moesaic:kv_blocks" + label + ",state=\"used\"} 0\n"));
 }
 
-TEST(HttpWire, PercentsAndKeys) {
+TEST(Routing, PercentsAndKeys) {
   EXPECT_EQ(decode_percent("/a%2Fb%zz%4"), "/a/b%zz%4");
   EXPECT_EQ(path_of("/a?b#c"), "/a");
   EXPECT_TRUE(is_authorized("bearer k", "k"));
   EXPECT_FALSE(is_authorized("Basic k", "k"));
   EXPECT_FALSE(is_authorized("", "k"));
+}
+
+TEST(HttpWire, ChunksCarryTheirSizeInHex) {
   std::string chunk;
   append_chunk("0123456789abcdef0", &chunk);
   append_chunk("", &chunk);

@@ -1,7 +1,5 @@
 #include "serve/http/http_wire.h"
 
-#include <charconv>
-
 #include "serve/http/openai_error.h"
 
 namespace moesaic {
@@ -14,6 +12,14 @@ std::string_view connection_line(bool keep_alive) {
 }
 
 }  // namespace
+
+ApiReply error_reply(const absl::Status& status) {
+  return {.status = http_status(status), .body = error_json(status)};
+}
+
+ApiReply error_reply(int http_status, std::string_view message) {
+  return {.status = http_status, .body = error_json(http_status, message)};
+}
 
 std::string format_reply(const ApiReply& reply, WireOptions options) {
   std::string out = str_cat("HTTP/1.1 ", reply.status, " ", reason_phrase(reply.status), "\r\n");
@@ -39,39 +45,6 @@ void append_chunk(std::string_view body, std::string* out) {
   std::string size;
   for (size_t rest = body.size(); rest > 0; rest >>= 4) size.insert(size.begin(), kHex[rest & 15]);
   *out += str_cat(size.empty() ? "0" : size, "\r\n", body, "\r\n");
-}
-
-std::string_view path_of(std::string_view target) {
-  return target.substr(0, target.find_first_of("?#"));
-}
-
-std::string decode_percent(std::string_view path) {
-  std::string out;
-  for (size_t i = 0; i < path.size(); ++i) {
-    unsigned value = 0;
-    const char* digits = path.data() + i + 1;
-    if (path[i] == '%' && i + 2 < path.size() && std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2) {
-      out += static_cast<char>(value);
-      i += 2;
-    } else {
-      out += path[i];
-    }
-  }
-  return out;
-}
-
-bool is_authorized(std::string_view header, std::string_view api_key) {
-  constexpr std::string_view kScheme = "bearer ";
-  if (header.size() < kScheme.size()) return false;
-  for (size_t i = 0; i < kScheme.size(); ++i) {
-    if ((header[i] | 0x20) != (kScheme[i] | 0x20)) return false;
-  }
-  const std::string_view given = header.substr(kScheme.size());
-  unsigned difference = given.size() != api_key.size();
-  for (size_t i = 0; i < api_key.size(); ++i) {
-    difference |= static_cast<unsigned char>(api_key[i]) ^ static_cast<unsigned char>(i < given.size() ? given[i] : 0);
-  }
-  return difference == 0;
 }
 
 }  // namespace moesaic

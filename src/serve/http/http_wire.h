@@ -1,12 +1,22 @@
-// The bytes of HTTP answers, and the small readings of request heads. Pure functions, free of Beast.
+// HTTP answers and their bytes. Pure functions, no sockets.
 #pragma once
 
 #include <string>
 #include <string_view>
 
-#include "serve/http/api.h"
+#include "base/status.h"
 
 namespace moesaic {
+
+struct ApiReply {
+  int status = 200;
+  std::string body;
+  std::string content_type = "application/json";
+  std::string extra_headers;  // whole lines
+};
+
+ApiReply error_reply(const absl::Status& status);
+ApiReply error_reply(int http_status, std::string_view message);
 
 struct WireOptions {
   bool keep_alive = true;
@@ -19,12 +29,5 @@ std::string format_reply(const ApiReply& reply, WireOptions options);
 std::string format_stream_head(bool chunked, bool keep_alive);
 // One chunk of a chunked body; an empty one ends it.
 void append_chunk(std::string_view body, std::string* out);
-
-// "/path" of "/path?query".
-std::string_view path_of(std::string_view target);
-// "%2F" becomes "/"; what is no escape stays.
-std::string decode_percent(std::string_view path);
-// `header` is "Bearer KEY". Time does not depend on where the keys differ.
-bool is_authorized(std::string_view header, std::string_view api_key);
 
 }  // namespace moesaic
