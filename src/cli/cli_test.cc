@@ -108,7 +108,9 @@ TEST(Cli, InspectCountsWhatTheFilesHold) {
   const auto checkpoint = Checkpoint::open(tiny_model());
   ASSERT_TRUE(config.ok() && checkpoint.ok());
   const auto layout = ParallelLayout::make(3, 0, 0);
-  const auto report = make_model_report(*config, **checkpoint, *layout);
+  std::map<std::string, Tensor> tensors;
+  for (const std::string& name : (*checkpoint)->names()) tensors[name] = *(*checkpoint)->tensor(name);
+  const auto report = make_model_report(*config, tensors, *layout);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->total.num_bytes, (*checkpoint)->num_bytes());
   EXPECT_EQ(report->kv_bytes_per_token, 5 * 576 * 4);
@@ -118,6 +120,51 @@ TEST(Cli, InspectCountsWhatTheFilesHold) {
   EXPECT_EQ(report->parts.count("other"), 0u);
   EXPECT_EQ(report->rank_experts[2], (Range{22, 32}));
   EXPECT_GT(report->rank_bytes[0], report->rank_bytes[2]);
+}
+
+// The tensors of a checkpoint of this config, without MTP; no data.
+std::map<std::string, Tensor> tensor_shapes(const ModelConfig& c) {
+  std::map<std::string, Tensor> out;
+  const auto add = [&](const std::string& name, int64_t n, int64_t k) {
+    out[name + ".weight"] = Tensor(nullptr, DType::kE4M3, {n, k});
+  };
+  const auto add_mlp = [&](const std::string& prefix, int64_t width) {
+    for (const char* name : {"gate_proj", "up_proj"}) add(prefix + name, width, c.hidden_size);
+    add(prefix + "down_proj", c.hidden_size, width);
+  };
+  add("model.embed_tokens", c.vocab_size, c.hidden_size);
+  add("lm_head", c.vocab_size, c.hidden_size);
+  for (int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
+    const std::string attn = str_cat("model.layers.", layer, ".self_attn."),
+                      mlp = str_cat("model.layers.", layer, ".mlp.");
+    add(attn + "q_a_proj", c.q_lora_rank, c.hidden_size);
+    add(attn + "q_b_proj", c.num_attention_heads * c.qk_head_dim(), c.q_lora_rank);
+    add(attn + "kv_a_proj_with_mqa", c.latent_dim(), c.hidden_size);
+    add(attn + "kv_b_proj", c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank);
+    add(attn + "o_proj", c.hidden_size, c.num_attention_heads * c.v_head_dim);
+    if (!c.is_moe_layer(layer)) {
+      add_mlp(mlp, c.intermediate_size);
+      continue;
+    }
+    add(mlp + "gate", c.n_routed_experts, c.hidden_size);
+    add_mlp(mlp + "shared_experts.", c.n_shared_experts * c.moe_intermediate_size);
+    for (int64_t e = 0; e < c.n_routed_experts; ++e) add_mlp(str_cat(mlp, "experts.", e, "."), c.moe_intermediate_size);
+  }
+  return out;
+}
+
+TEST(Cli, InspectCountsActivatedParametersAsDeepSeekDoes) {
+  const auto config = ModelConfig::parse(R"({"architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 129280,
+      "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,
+      "num_attention_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+      "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1,
+      "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto report = make_model_report(*config, tensor_shapes(*config), *ParallelLayout::make(1, 0, 0));
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_NEAR(static_cast<double>(report->total.num_parameters), 671e9, 0.5e9);  // "671B parameters"
+  EXPECT_NEAR(static_cast<double>(report->active_parameters), 37.5e9, 0.1e9);    // "37B activated"
+  EXPECT_THAT(report_text(*config, *ParallelLayout::make(1, 0, 0), *report), HasSubstr("37.6 B for a token: 8 routed"));
 }
 
 TEST(Cli, PlanFitsMemory) {
@@ -216,6 +263,14 @@ TEST_F(EvalTest, WrongIdsAreErrors) {
   const Ran range = run({"eval", tiny_model(), "--ids", in_, "--out", out_});
   EXPECT_EQ(range.exit_code, 2);
   EXPECT_THAT(range.err, HasSubstr("found 4096 at position 1"));
+  for (const auto& [limit, length] : {std::pair("4096", 4097), std::pair("64", 65)}) {
+    std::vector<int32_t> many(length, 5);
+    ASSERT_TRUE(write_safetensors(in_, {{"long", Tensor(many.data(), DType::kI32, {length})}}).ok());
+    const Ran ran = run({"eval", tiny_model(), "--ids", in_, "--out", out_, "--context-length", limit});
+    EXPECT_EQ(ran.exit_code, 2);
+    EXPECT_THAT(ran.err, HasSubstr(str_cat("long: expected at most ", limit, " ids")));
+    EXPECT_THAT(ran.err, HasSubstr(str_cat("found ", length)));
+  }
   ASSERT_TRUE(write_safetensors(in_, {{"a", Tensor(ids.data(), DType::kF32, {2})}}).ok());
   EXPECT_THAT(run({"eval", tiny_model(), "--ids", in_, "--out", out_}).err, HasSubstr("expects an i32 tensor [n]"));
   EXPECT_THAT(run({"eval", tiny_model(), "--ids", in_}).err, HasSubstr("--out"));
@@ -224,16 +279,24 @@ TEST_F(EvalTest, WrongIdsAreErrors) {
 }
 
 TEST_F(EvalTest, TasksAreCounted) {
-  std::ofstream(in_) << R"({"tasks": [
+  constexpr char kTasks[] = R"("tasks": [
     {"messages": [{"role": "user", "content": "What is 6 plus 6?"}], "answer": "12"},
     {"messages": [{"role": "user", "content": "987 + 360 ="}], "answer": "1347"},
     {"messages": [{"role": "user", "content": "Spell summer."}], "answer": "wrong"}]})";
+  std::ofstream(in_) << "{" << kTasks;
   const Ran ran = run({"eval", tiny_model(), "--tasks", in_, "--json", "--min-accuracy", "0.5"});
   EXPECT_EQ(ran.exit_code, 0) << ran.err;
   EXPECT_EQ(ran.out, "{\"tasks\": 3, \"right\": 2, \"accuracy\": 0.666667}\n");
   const Ran below = run({"eval", tiny_model(), "--tasks", in_, "--min-accuracy", "0.9"});
   EXPECT_EQ(below.exit_code, 1);
   EXPECT_THAT(below.out, HasSubstr(R"({"task":2,"answer":"wrong","text":"s u m m e r"})"));
+  std::ofstream(in_) << "{\"accuracy\": 0.75, " << kTasks;
+  EXPECT_THAT(run({"eval", tiny_model(), "--tasks", in_}).out,
+              HasSubstr("accuracy 0.666667, reference 0.750000, difference -0.083333\n"));
+  EXPECT_THAT(run({"eval", tiny_model(), "--tasks", in_, "--json"}).out,
+              HasSubstr("\"accuracy\": 0.666667, \"reference\": 0.750000, \"difference\": -0.083333}\n"));
+  std::ofstream(in_) << "{\"accuracy\": 75, " << kTasks;
+  EXPECT_THAT(run({"eval", tiny_model(), "--tasks", in_}).err, HasSubstr("\"accuracy\" from 0 to 1"));
   std::ofstream(in_) << "{\"tasks\": [{}]}";
   EXPECT_EQ(run({"eval", tiny_model(), "--tasks", in_}).exit_code, 2);
 }

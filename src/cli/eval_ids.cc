@@ -3,6 +3,7 @@
 #include <map>
 
 #include "cli/eval_modes.h"
+#include "cli/model_host.h"
 #include "cli/sequence_scorer.h"
 #include "model/file_map.h"
 #include "model/safetensors.h"
@@ -49,11 +50,17 @@ struct Rows {
 absl::Status eval_ids(const EvalConfig& config) {
   if (config.out.empty()) return absl::InvalidArgumentError("--ids needs --out FILE for the logits");
   MOESAIC_ASSIGN_OR_RETURN(const IdLists lists, read_id_lists(config.ids));
-  size_t longest = 0;
-  for (const auto& [name, ids] : lists) longest = std::max(longest, ids.size());
-  MOESAIC_ASSIGN_OR_RETURN(const auto scorer,
-                           SequenceScorer::load(config.model, static_cast<int64_t>(longest), config.mtp));
-  const int64_t vocab = scorer->config().vocab_size;
+  MOESAIC_ASSIGN_OR_RETURN(const ModelConfig model, ModelConfig::load(config.model.model_path));
+  MOESAIC_ASSIGN_OR_RETURN(const int64_t context, pick_context(config.model, model));
+  int64_t longest = 0;
+  for (const auto& [name, ids] : lists) {
+    longest = std::max(longest, static_cast<int64_t>(ids.size()));
+    if (longest <= context) continue;
+    return absl::InvalidArgumentError(str_cat(config.ids, ": ", name, ": expected at most ", context,
+                                              " ids, the context (--context-length), found ", longest));
+  }
+  MOESAIC_ASSIGN_OR_RETURN(const auto scorer, SequenceScorer::load(config.model, longest, config.mtp));
+  const int64_t vocab = model.vocab_size;
   std::map<std::string, Rows> owned;
   std::map<std::string, Tensor> tensors;
   for (const auto& [name, ids] : lists) {

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "cli/eval_modes.h"
+#include "cli/model_host.h"
 #include "cli/sequence_scorer.h"
 #include "model/file_map.h"
 #include "text/tokenizer.h"
@@ -22,7 +23,8 @@ absl::Status eval_text(const EvalConfig& config) {
   MOESAIC_ASSIGN_OR_RETURN(const ModelConfig model, ModelConfig::load(config.model.model_path));
   const std::vector<int32_t> ids = tokenizer->encode(text);
   if (ids.size() < 2) return absl::InvalidArgumentError(str_cat(config.text, ": expected at least two tokens"));
-  const int64_t window = std::min(config.window > 0 ? config.window : kDefaultWindow, model.max_position_embeddings);
+  MOESAIC_ASSIGN_OR_RETURN(const int64_t context, pick_context(config.model, model));
+  const int64_t window = std::min(config.window > 0 ? config.window : kDefaultWindow, context);
   MOESAIC_ASSIGN_OR_RETURN(const auto scorer, SequenceScorer::load(config.model, window, /*load_mtp=*/false));
   const int64_t vocab = model.vocab_size;
   const bool has_bos = tokenizer->bos_id() >= 0;

@@ -1,6 +1,7 @@
 #include "cli/command.h"
 #include "cli/model_report.h"
 #include "cli/model_settings.h"
+#include "model/checkpoint.h"
 
 namespace moesaic {
 namespace {
@@ -24,7 +25,11 @@ absl::Status run(InspectConfig& config) {
                            ParallelLayout::make(config.ep_size, config.dp_size, config.tp_size));
   MOESAIC_ASSIGN_OR_RETURN(const ModelConfig model, ModelConfig::load(config.model_path));
   MOESAIC_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::open(config.model_path));
-  MOESAIC_ASSIGN_OR_RETURN(const ModelReport report, make_model_report(model, *checkpoint, layout));
+  std::map<std::string, Tensor> tensors;
+  for (const std::string& name : checkpoint->names()) {
+    MOESAIC_ASSIGN_OR_RETURN(tensors[name], checkpoint->tensor(name));
+  }
+  MOESAIC_ASSIGN_OR_RETURN(const ModelReport report, make_model_report(model, tensors, layout));
   const std::string text = config.json ? report_json(model, layout, report) : report_text(model, layout, report);
   std::fputs(text.c_str(), stdout);
   return absl::OkStatus();

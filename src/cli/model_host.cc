@@ -21,13 +21,6 @@ int64_t kv_bytes_per_token(const ModelConfig& config, const ModelOptions& option
   return layers * config.latent_dim() * dtype_bytes(options.kv_dtype);
 }
 
-absl::StatusOr<int64_t> pick_context(const ModelSettings& settings, const ModelConfig& config) {
-  const int64_t longest = config.max_position_embeddings;
-  if (settings.context_length <= longest) return settings.context_length > 0 ? settings.context_length : longest;
-  return absl::InvalidArgumentError(str_cat("--context-length: at most the model's max_position_embeddings ", longest,
-                                            ", found ", settings.context_length));
-}
-
 absl::StatusOr<int> pick_draft_depth(const ModelSettings& settings, const ModelConfig& config) {
   if (config.num_nextn_predict_layers > 0) {
     return settings.speculative_num_steps >= 0 ? settings.speculative_num_steps : kDefaultDraftDepth;
@@ -49,6 +42,13 @@ std::string memory_text(const RankGroup::Memory& memory) {
 }
 
 }  // namespace
+
+absl::StatusOr<int64_t> pick_context(const ModelSettings& settings, const ModelConfig& config) {
+  const int64_t longest = config.max_position_embeddings;
+  if (settings.context_length <= longest) return settings.context_length > 0 ? settings.context_length : longest;
+  return absl::InvalidArgumentError(str_cat("--context-length: at most the model's max_position_embeddings ", longest,
+                                            ", found ", settings.context_length));
+}
 
 int64_t available_memory_bytes() {
   std::ifstream file("/proc/meminfo");

@@ -26,6 +26,8 @@ struct EnginePlan {
 // `available_bytes`: memory that may be used. Errors name the setting to change.
 absl::StatusOr<EnginePlan> plan_engine(const ModelSettings& settings, const ModelConfig& config,
                                        int64_t available_bytes);
+// --context-length, or without it the model's max_position_embeddings. Error: more than those.
+absl::StatusOr<int64_t> pick_context(const ModelSettings& settings, const ModelConfig& config);
 // MemAvailable of /proc/meminfo; 4 GiB where there is none.
 int64_t available_memory_bytes();
 

@@ -81,7 +81,7 @@ std::string part_of(const std::string& name, const ModelConfig& config) {
   return "other";
 }
 
-absl::StatusOr<ModelReport> make_model_report(const ModelConfig& config, const Checkpoint& checkpoint,
+absl::StatusOr<ModelReport> make_model_report(const ModelConfig& config, const std::map<std::string, Tensor>& tensors,
                                               const ParallelLayout& layout) {
   MOESAIC_RETURN_IF_ERROR(layout.validate_heads(config.num_attention_heads));
   ModelReport report;
@@ -89,8 +89,7 @@ absl::StatusOr<ModelReport> make_model_report(const ModelConfig& config, const C
   for (int rank = 0; rank < layout.world_size(); ++rank) {
     report.rank_experts.push_back(layout.slots(config.n_routed_experts, rank));
   }
-  for (const std::string& name : checkpoint.names()) {
-    MOESAIC_ASSIGN_OR_RETURN(const Tensor tensor, checkpoint.tensor(name));
+  for (const auto& [name, tensor] : tensors) {
     const std::string part = part_of(name, config);
     const int64_t parameters = is_scale(name) ? 0 : tensor.num_elements();
     for (PartSize* size : {&report.parts[part], &report.total}) {
@@ -98,8 +97,7 @@ absl::StatusOr<ModelReport> make_model_report(const ModelConfig& config, const C
       size->num_bytes += tensor.num_bytes();
     }
     const int64_t expert = number_after(name, kExperts);
-    const bool always_used = part != "routed experts" && part != "MTP" && part != "embedding";
-    if (always_used) report.active_parameters += parameters;
+    if (part != "routed experts" && part != "MTP") report.active_parameters += parameters;
     for (int rank = 0; rank < layout.world_size(); ++rank) {
       const Range held = report.rank_experts[rank];
       if (expert >= 0 && (expert < held.begin || expert >= held.end)) continue;
@@ -128,8 +126,9 @@ std::string report_text(const ModelConfig& config, const ParallelLayout& layout,
   line("attention", attention_text(config));
   line("experts", experts_text(config));
   line("weights", config.fp8_weights ? "FP8 e4m3, one scale per 128x128 block" : "bf16 or f32");
-  line("parameters", fmt::format("{}, {} used for a token (without embedding and MTP)",
-                                 count_text(report.total.num_parameters), count_text(report.active_parameters)));
+  line("parameters", count_text(report.total.num_parameters));
+  line("activated", fmt::format("{} for a token: {} routed experts a layer, embedding and head in full, no MTP",
+                                count_text(report.active_parameters), config.num_experts_per_tok));
   line("bytes", bytes_text(report.total.num_bytes));
   line("KV per token", fmt::format("{} f32, {} bf16", bytes_text(report.kv_bytes_per_token),
                                    bytes_text(report.kv_bytes_per_token / 2)));

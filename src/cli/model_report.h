@@ -1,5 +1,4 @@
-// The text and JSON of `moesaic inspect`: what a checkpoint holds and what each rank of a layout would hold. Pure apart
-// from reading the checkpoint's headers.
+// The text and JSON of `moesaic inspect`: what a checkpoint holds and what each rank of a layout would hold. Pure.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +7,8 @@
 #include <vector>
 
 #include "comm/parallel_layout.h"
-#include "model/checkpoint.h"
 #include "model/model_config.h"
+#include "tensor/tensor.h"
 
 namespace moesaic {
 
@@ -22,7 +21,9 @@ struct PartSize {
 struct ModelReport {
   std::map<std::string, PartSize> parts;  // "routed experts", "attention", ...
   PartSize total;
-  int64_t active_parameters = 0;    // used for one token, without MTP
+  // What one token's forward pass reads, as DeepSeek counts ("37B activated"): everything but routed experts and MTP,
+  // embedding and head in full, and num_experts_per_tok routed experts a layer.
+  int64_t active_parameters = 0;
   int64_t kv_bytes_per_token = 0;   // all main layers, f32
   std::vector<int64_t> rank_bytes;  // as stored, of each rank
   std::vector<Range> rank_experts;  // of each rank
@@ -31,7 +32,8 @@ struct ModelReport {
 // The part of the model that a tensor belongs to.
 std::string part_of(const std::string& tensor_name, const ModelConfig& config);
 
-absl::StatusOr<ModelReport> make_model_report(const ModelConfig& config, const Checkpoint& checkpoint,
+// `tensors`: every tensor of a checkpoint by name; only shapes and dtypes are looked at.
+absl::StatusOr<ModelReport> make_model_report(const ModelConfig& config, const std::map<std::string, Tensor>& tensors,
                                               const ParallelLayout& layout);
 
 std::string report_text(const ModelConfig& config, const ParallelLayout& layout, const ModelReport& report);

@@ -43,8 +43,8 @@ void add_layout_fields(ConfigFields& fields, ModelSettings& settings) {
           "How activations enter FP8 linears: as they are, or quantised per token and 128 channels as DeepSeek-V3 "
           "was trained");
   fields.add("kv-cache-dtype", &settings.kv_cache_dtype)
-      .choices({"f32", "bf16"})
-      .doc("Number format of the latent KV cache");
+      .choices({"auto", "f32", "bf16"})
+      .doc("Number format of the latent KV cache; auto is f32 on a CPU");
   fields.add("threads", &settings.num_threads)
       .alias("t")
       .range(0, 4096)

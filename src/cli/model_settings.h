@@ -16,7 +16,7 @@ struct ModelSettings {
   int32_t dp_size = 0;
   int32_t ep_size = 0;
   std::string activations = "f32";
-  std::string kv_cache_dtype = "f32";
+  std::string kv_cache_dtype = "auto";
   int32_t num_threads = 0;
   int64_t context_length = 0;
   int64_t max_total_tokens = 0;

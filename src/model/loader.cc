@@ -45,7 +45,12 @@ class LayerLoader {
     q.has_bias = config_.attention_bias && config_.q_lora_rank > 0;
     kv_a.has_bias = config_.attention_bias;
     const std::vector<Part> qkv_a = {q, kv_a};
-    MOESAIC_RETURN_IF_ERROR(take(reader_.weight(qkv_a), &mla->qkv_a));
+    if (reader_.same_dtype(q, kv_a)) {
+      MOESAIC_RETURN_IF_ERROR(take(reader_.weight(qkv_a), &mla->qkv_a));
+    } else {
+      MOESAIC_RETURN_IF_ERROR(take(reader_.weight({q}), &mla->qkv_a));
+      MOESAIC_RETURN_IF_ERROR(take(reader_.weight({kv_a}), &mla->kv_a));
+    }
     MOESAIC_RETURN_IF_ERROR(take(reader_.bias(qkv_a), &mla->qkv_a_bias));
     if (config_.q_lora_rank > 0) {
       MOESAIC_RETURN_IF_ERROR(
@@ -130,9 +135,9 @@ int64_t weight_bytes(const MlpWeights& mlp) {
 }
 
 int64_t weight_bytes(const MlaWeights& mla) {
-  int64_t total = mla.qkv_a.num_bytes() + mla.qkv_a_bias.buffer.num_bytes() + mla.q_a_norm.buffer.num_bytes() +
-                  mla.q_b.num_bytes() + mla.kv_a_norm.buffer.num_bytes() + mla.kv_b.num_bytes() + mla.o.num_bytes() +
-                  mla.o_bias.buffer.num_bytes();
+  int64_t total = mla.qkv_a.num_bytes() + mla.kv_a.num_bytes() + mla.qkv_a_bias.buffer.num_bytes() +
+                  mla.q_a_norm.buffer.num_bytes() + mla.q_b.num_bytes() + mla.kv_a_norm.buffer.num_bytes() +
+                  mla.kv_b.num_bytes() + mla.o.num_bytes() + mla.o_bias.buffer.num_bytes();
   for (const PackedWeight& weight : mla.absorb_q) total += weight.num_bytes();
   for (const PackedWeight& weight : mla.absorb_v) total += weight.num_bytes();
   return total;

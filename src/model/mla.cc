@@ -57,6 +57,18 @@ void run_expanded(const LayerContext& context, const MicroBatch& batch, const At
                                .arena = &context.arena});
 }
 
+// q (or its low-rank input) and the latent row of every token, side by side in batch.qkv_a.
+void project_inputs(const LayerContext& context, MicroBatch& batch) {
+  const MlaWeights& mla = context.weights.mla;
+  const Tensor& bias = mla.qkv_a_bias.tensor;
+  const int64_t split = mla.qkv_a.n(), width = split + mla.kv_a.n();
+  batch.qkv_a = context.arena.alloc(DType::kF32, {batch.num_tokens, width});
+  const auto part = [&](int64_t begin, int64_t end) { return bias.defined() ? bias.rows(begin, end) : Tensor(); };
+  quantised_linear(context, batch.normed, mla.qkv_a, part(0, split), batch.qkv_a.cols(0, split));
+  if (!mla.kv_a.defined()) return;
+  quantised_linear(context, batch.normed, mla.kv_a, part(split, width), batch.qkv_a.cols(split, width));
+}
+
 }  // namespace
 
 absl::Status attention_inputs(const LayerContext& context, MicroBatch& batch) {
@@ -68,10 +80,9 @@ absl::Status attention_inputs(const LayerContext& context, MicroBatch& batch) {
   batch.normed = context.arena.alloc(DType::kF32, {num_tokens, shape.hidden});
   rms_norm(stream, {.x = batch.x, .weight = context.weights.input_norm.tensor, .eps = eps, .y = batch.normed});
   context.report("input_norm", batch.normed);
-  batch.qkv_a = context.arena.alloc(DType::kF32, {num_tokens, mla.qkv_a.n()});
-  quantised_linear(context, batch.normed, mla.qkv_a, mla.qkv_a_bias.tensor, batch.qkv_a);
+  project_inputs(context, batch);
 
-  const int64_t q_width = mla.qkv_a.n() - shape.latent();
+  const int64_t q_width = batch.qkv_a.dim(1) - shape.latent();
   const Tensor q_a = batch.qkv_a.cols(0, q_width);
   const Tensor q = context.arena.alloc(DType::kF32, {num_tokens, shape.heads * shape.qk()});
   batch.q = by_head(q, shape.heads);

@@ -48,8 +48,16 @@ absl::StatusOr<PackedWeight::Source> TensorReader::source(const Part& part) cons
   if (whole.dtype() == DType::kE4M3) {
     MOESAIC_ASSIGN_OR_RETURN(source.scale_inv,
                              checkpoint_.tensor(name + "_scale_inv", {blocks(part.n), blocks(part.k)}));
+  } else if (checkpoint_.contains(name + "_scale_inv")) {
+    return absl::InvalidArgumentError(str_cat("tensor ", name, ": expected e4m3 because ", name,
+                                              "_scale_inv is in the checkpoint, found ", dtype_name(whole.dtype())));
   }
   return source;
+}
+
+bool TensorReader::same_dtype(const Part& a, const Part& b) const {
+  const auto first = checkpoint_.tensor(a.name + ".weight"), second = checkpoint_.tensor(b.name + ".weight");
+  return !first.ok() || !second.ok() || first->dtype() == second->dtype();
 }
 
 absl::StatusOr<PackedWeight> TensorReader::weight(const std::vector<Part>& parts) const {

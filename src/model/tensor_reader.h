@@ -25,6 +25,8 @@ class TensorReader {
   };
   static Part whole(std::string name, int64_t n, int64_t k) { return {std::move(name), n, k, {0, n}, {0, k}}; }
 
+  // Whether two parts may be stacked in one packed weight. True too where one is missing: reading it names it.
+  bool same_dtype(const Part& a, const Part& b) const;
   // One packed weight from parts stacked along the rows.
   absl::StatusOr<PackedWeight> weight(const std::vector<Part>& parts) const;
   // NAME as f32, shape [n].

@@ -26,7 +26,8 @@ struct OwnedTensor {
 
 struct MlaWeights {
   PackedWeight qkv_a;      // [q_lora + kv_lora + rope, hidden]; without q_lora: [heads * qk + kv_lora + rope, hidden]
-  OwnedTensor qkv_a_bias;  // [n of qkv_a] f32, or undefined
+  PackedWeight kv_a;       // [kv_lora + rope, hidden] if its dtype is not q's; qkv_a then ends after q. Else undefined
+  OwnedTensor qkv_a_bias;  // [n of both] f32, or undefined
   OwnedTensor q_a_norm;    // [q_lora] f32
   PackedWeight q_b;        // [heads * qk, q_lora]; undefined without q_lora
   OwnedTensor kv_a_norm;   // [kv_lora] f32

@@ -1,5 +1,5 @@
 // Checkpoints rewritten in a temporary directory: the MTP module shares what it does not store, eh_proj takes the
-// embedding first, and what is missing or misshapen is named.
+// embedding first, matrices that are multiplied together may differ in dtype, what is missing or misshapen is named.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -19,15 +19,15 @@ using Tensors = std::map<std::string, Tensor>;
 constexpr char kMtp[] = "model.layers.5.";
 constexpr int64_t kHidden = 256;
 
-// The demo checkpoint after `edit`, in a directory of its own.
+// A checkpoint after `edit`, in a directory of its own.
 class EditedModel {
  public:
-  explicit EditedModel(const std::function<void(Tensors*)>& edit) {
+  explicit EditedModel(const std::function<void(Tensors*)>& edit, const std::string& model = kTinyModel) {
     static int next = 0;
     path_ = fs::path(::testing::TempDir()) / str_cat("edited_", getpid(), "_", next++);
     fs::create_directories(path_);
-    fs::copy_file(source_path(kTinyModel) + "/config.json", path_ / "config.json");
-    auto original = *Checkpoint::open(source_path(kTinyModel));
+    fs::copy_file(source_path(model) + "/config.json", path_ / "config.json");
+    auto original = *Checkpoint::open(source_path(model));
     Tensors tensors;
     for (const std::string& name : original->names()) tensors[name] = *original->tensor(name);
     edit(&tensors);
@@ -101,6 +101,81 @@ TEST(MtpLoader, NamesWhatIsMissingOrMisshapen) {
     expect_refused([&](Tensors* tensors) { ASSERT_EQ(tensors->erase(name), 1u); }, name);
     expect_refused(
         [&](Tensors* tensors) { tensors->at(name) = tensors->at(name).rows(0, tensors->at(name).dim(0) - 1); }, name);
+  }
+}
+
+// A tensor of the right shape in a type that its place cannot take, or that contradicts its scales.
+TEST(Loader, WrongDtypesAreNamed) {
+  const std::pair<const char*, DType> kCases[] = {
+      {"model.embed_tokens.weight", DType::kE4M3},
+      {"model.norm.weight", DType::kI32},
+      {"model.layers.1.mlp.gate.e_score_correction_bias", DType::kI64},
+      {"model.layers.1.mlp.experts.3.up_proj.weight", DType::kU8},
+      {"model.layers.1.mlp.experts.3.up_proj.weight", DType::kBF16},
+      {"model.layers.0.self_attn.o_proj.weight_scale_inv", DType::kBF16},
+  };
+  for (const auto& [name, dtype] : kCases) {
+    std::vector<char> storage;
+    const absl::Status status = EditedModel([&, name = name, dtype = dtype](Tensors* tensors) {
+                                  Tensor& tensor = tensors->at(name);
+                                  storage.assign(tensor.num_elements() * dtype_bytes(dtype), 0);
+                                  tensor = Tensor(storage.data(), dtype, tensor.shape());
+                                }).load_error();
+    const std::string place = std::string(name).substr(0, std::string(name).find(".weight"));
+    EXPECT_FALSE(status.ok()) << name;
+    EXPECT_NE(std::string(status.message()).find(place), std::string::npos) << status;
+  }
+}
+
+// The matrix as f32; with the scales of its 128x128 blocks if it has some.
+std::vector<float> dequantised(const Tensors& tensors, const std::string& name) {
+  const Tensor& weight = tensors.at(name);
+  const int64_t n = weight.dim(0), k = weight.dim(1);
+  std::vector<float> out(n * k);
+  for (int64_t i = 0; i < n * k; ++i) {
+    if (weight.dtype() == DType::kE4M3) {
+      const Tensor& scales = tensors.at(name + "_scale_inv");
+      out[i] = e4m3_to_f32(weight.data<uint8_t>()[i]) * scales.row<float>(i / k / 128)[i % k / 128];
+    } else {
+      out[i] = bf16_to_f32(weight.data<uint16_t>()[i]);
+    }
+  }
+  return out;
+}
+
+TEST(Loader, ProjectionsOfTheInputMayDifferInDtype) {
+  const RunOptions options = {.max_tokens_per_step = 64, .max_position = 128, .max_sequences = 2};
+  const std::pair<std::string, std::vector<std::string>> kCases[] = {
+      {kTinyModel, {"q_a_proj", "kv_a_proj_with_mqa"}},                                // FP8
+      {"tests/data/micro-deepseek-v3/attn_bias", {"q_a_proj", "kv_a_proj_with_mqa"}},  // the biases are split too
+      {"tests/data/micro-deepseek-v2/v2_lite", {"q_proj", "kv_a_proj_with_mqa"}},
+  };
+  for (const auto& [model, projections] : kCases) {
+    const std::vector<int32_t> ids = {5, 9, 24, 7, 30, 12, 12, 8};
+    const auto original = load_group(model, options);
+    const std::vector<float> expected = SequenceRunner(*original, options).prefill(ids);
+    for (const std::string& projection : projections) {
+      SCOPED_TRACE(str_cat(model, " ", projection));
+      std::vector<std::vector<float>> storage;
+      const EditedModel edited(
+          [&](Tensors* tensors) {
+            for (auto& [name, tensor] : *tensors) {
+              if (name.find(str_cat(".", projection, ".weight")) == std::string::npos || name.ends_with("_inv"))
+                continue;
+              storage.push_back(dequantised(*tensors, name));
+              tensor = Tensor(storage.back().data(), DType::kF32, tensor.shape());
+            }
+            std::erase_if(*tensors, [&](const auto& entry) {
+              return entry.first.find(str_cat(".", projection, ".weight_scale_inv")) != std::string::npos;
+            });
+          },
+          model);
+      ASSERT_FALSE(storage.empty());
+      const auto group = edited.load(options);
+      const std::vector<float> logits = SequenceRunner(*group, options).prefill(ids);
+      ASSERT_EQ(logits.size(), expected.size());
+      EXPECT_LT(max_abs_difference(logits.data(), expected.data(), static_cast<int64_t>(logits.size())), 1e-3f);
+    }
   }
 }
 
