@@ -42,7 +42,7 @@ TEST(PackedWeight, SlotsAreAPermutation) {
 }
 
 TEST(PackedWeight, RaggedBlocksDequantise) {
-  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{300, 256}, {192, 256}, {1, 130}}) {
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{300, 256}, {576, 256}, {192, 256}, {1, 130}}) {
     E4M3Matrix matrix(rows, cols);
     const auto packed = PackedWeight::pack(matrix.source());
     ASSERT_TRUE(packed.ok()) << packed.status();

@@ -63,6 +63,7 @@ TEST(Tokenizer, ConfigNamesBosAndEos) {
 
 // A tokenizer class in tokenizer_config.json must not replace what tokenizer.json says.
 TEST(Tokenizer, ClassNameChangesNothing) {
+  const auto plain = Tokenizer::parse(byte_tokenizer().dump(), "").value();
   const auto tokenizer = Tokenizer::parse(byte_tokenizer().dump(),
                                           R"({"tokenizer_class":"LlamaTokenizerFast","bos_token":{"content":"<s>"}})")
                              .value();
@@ -70,6 +71,7 @@ TEST(Tokenizer, ClassNameChangesNothing) {
   EXPECT_EQ(tokenizer->bos_id(), -1);
   for (const char* text : {"hello world", "  two  spaces", "a\n\tb"}) {
     EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
+    EXPECT_EQ(tokenizer->encode(text), plain->encode(text));
   }
   EXPECT_EQ(tokenizer->encode("hello"), (Ids{257, 258, 'o'}));  // "he", "ll"
 }
@@ -138,6 +140,25 @@ TEST(Tokenizer, NewCharactersSplitAsInTheReference) {
       {"a\u2429\U0001F6DC b", {67, 161, 241, 105, 175, 256, 252, 253, 274}},
       {"x\u180Ey \u180E z", {90, 160, 257, 239, 91, 223, 160, 257, 239, 223, 92}},
       {"\U00031350\u1C89q", {175, 112, 238, 241, 160, 113, 234, 83}},
+  };
+  for (const auto& [text, ids] : rows) EXPECT_EQ(tokenizer->encode(text), ids) << text;
+}
+
+// Accents, digits, scripts, runs of spaces, flags and CRLF: ids from Hugging Face tokenizers.
+TEST(Tokenizer, OrdinaryTextHasTheReferencesIds) {
+  const auto tokenizer = demo_tokenizer();
+  const std::pair<const char*, Ids> rows[] = {
+      {"Führer", {40, 130, 123, 74, 3358}},
+      {"3 33 333 3333 33333", {21, 223, 1765, 223, 1765, 21, 223, 1765, 21, 21, 223, 1765, 21, 1765}},
+      {"  x\n\n y ", {223, 223, 90, 297, 312, 223}},
+      {"中文abc123カタカナ",
+       {163, 119, 258, 165, 247, 232, 578, 69, 1409, 21, 162, 227, 107, 162, 227, 126, 162, 227, 107, 162, 228, 235}},
+      {"\U0001F1E9\U0001F1EA flag", {175, 256, 232, 105, 175, 256, 232, 106, 685, 559}},
+      {"e\u0301te\u0301", {71, 139, 226, 1384, 139, 226}},
+      {"one\r\ntwo\r\n\r\nthree", {439, 204, 201, 86, 2859, 204, 201, 204, 201, 443, 602}},
+      {"hello world", {259, 288, 81, 1148}},
+      {"  two  spaces", {223, 714, 223, 540, 2600}},
+      {"a\n\tb", {67, 201, 200, 68}},
   };
   for (const auto& [text, ids] : rows) EXPECT_EQ(tokenizer->encode(text), ids) << text;
 }
@@ -253,6 +274,18 @@ TEST(Tokenizer, BadFilesNameThePlace) {
   EXPECT_THAT(regex("\\h+"), HasSubstr("not supported"));
   EXPECT_THAT(regex("\\p{N}{1,3}+"), HasSubstr("not supported"));
   EXPECT_THAT(regex("(?:(?:a{1000}){1000}){1000}"), HasSubstr("bad regular expression"));
+}
+
+TEST(Tokenizer, BadConfigsNameTheField) {
+  const auto error = [](const char* config) {
+    return Tokenizer::parse(byte_tokenizer().dump(), config).status().ToString();
+  };
+  for (const char* config : {"[", "[]", "3", "{\"bos_token\":\"", "\xff"}) {
+    EXPECT_THAT(error(config), HasSubstr("tokenizer_config.json")) << config;
+  }
+  EXPECT_THAT(error(R"({"bos_token":3})"), HasSubstr("bos_token: expected a string"));
+  EXPECT_THAT(error(R"({"eos_token":{"content":[]}})"), HasSubstr("eos_token"));
+  EXPECT_THAT(error(R"({"add_bos_token":"yes"})"), HasSubstr("add_bos_token: expected true or false"));
 }
 
 TEST(Detokenizer, HoldsBackBytesOfACharacter) {

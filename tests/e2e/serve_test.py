@@ -5,9 +5,11 @@ usage: serve_test.py PATH_TO_MOESAIC MODEL_DIR
 import http.client
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -85,6 +87,40 @@ class ServeTest(unittest.TestCase):
             status, _ = server.chat("Tell me a tale.", max_tokens=50)
             self.assertGreaterEqual(status, 500)
             self.assertEqual(server.process.wait(timeout=10), 1)
+
+    def test_a_damaged_checkpoint_ends_the_process_by_name(self):
+        shards = sorted(name for name in os.listdir(MODEL) if name.endswith(".safetensors"))
+
+        def remove(folder):
+            os.remove(os.path.join(folder, shards[1]))
+            return shards[1]
+
+        def cut(folder):
+            path = os.path.join(folder, shards[2])
+            shutil.copyfile(os.path.join(MODEL, shards[2]), path + ".new")
+            os.truncate(path + ".new", os.path.getsize(path + ".new") - 1024)
+            os.replace(path + ".new", path)
+            return shards[2]
+
+        def promise(folder):
+            path = os.path.join(folder, "model.safetensors.index.json")
+            with open(path, encoding="utf-8") as file:
+                index = json.load(file)
+            index["weight_map"]["model.layers.9.promised"] = shards[0]
+            os.remove(path)
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(index, file)
+            return "model.layers.9.promised"
+
+        for damage in (remove, cut, promise):
+            with self.subTest(damage.__name__), tempfile.TemporaryDirectory() as folder:
+                for name in os.listdir(MODEL):
+                    os.symlink(os.path.abspath(os.path.join(MODEL, name)), os.path.join(folder, name))
+                named = damage(folder)
+                done = subprocess.run([BINARY, "serve", folder, "--port", "0"], capture_output=True, text=True,
+                                      timeout=60)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn(named, done.stderr)
 
     def test_settings_come_from_a_file(self):
         path = os.path.join(os.environ.get("TMPDIR", os.curdir), f"serve_test_{os.getpid()}.toml")

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <numeric>
 
@@ -170,6 +171,46 @@ TEST(Equivalence, Bf16Cache) {
   RecordProperty("max_abs_difference", std::to_string(worst));
   EXPECT_LE(num_tipped, kPrompt / 10) << tipped_rows;
   EXPECT_GT(worst, 0.0f) << "the cache was not bf16";
+}
+
+// NaN in the rows of one sequence reaches no other row of the step, and what it leaves in cache blocks, workspace and
+// exchange buffers reaches no later step.
+TEST(Equivalence, ANanRowHarmsNoOther) {
+  constexpr int kBad = 5, kHidden = 256;
+  const std::vector<int32_t> bad = random_ids(kBad, kSeed + 50), blocks = {0, 1};
+  for (const int ep_size : {1, 2}) {
+    const RunOptions options = small(ep_size);
+    const auto group = load_group(kTinyModel, options);
+    for (const int count : {1, 2, 3, 5, 7}) {
+      const std::vector<int32_t> good = random_ids(count, kSeed + 60 + count);
+      const std::vector<float> expected = SequenceRunner(*group, options, 0, /*first_block=*/2).prefill(good);
+      std::vector<int32_t> ids = bad, rows(count);
+      ids.insert(ids.end(), good.begin(), good.end());
+      std::iota(rows.begin(), rows.end(), kBad);
+      const SequenceChunk chunks[] = {
+          {.token_begin = 0, .num_tokens = kBad, .is_prefill = true, .block_table = &blocks[0]},
+          {.token_begin = kBad, .num_tokens = count, .is_prefill = true, .block_table = &blocks[1]}};
+      const ForwardBatch batch = {.token_ids = ids, .chunks = chunks, .logit_rows = rows}, idle;
+      int num_poisoned = 0;
+      group->model(0).set_probe([&](const std::string& name, const Tensor& state) {
+        if (name != "layer1.input_norm") return;
+        std::fill_n(state.f32(), kBad * kHidden, std::numeric_limits<float>::quiet_NaN());
+        ++num_poisoned;
+      });
+      std::vector<float> ours;
+      const absl::Status status = group->run([&](int rank) {
+        ForwardResult result;
+        const absl::Status done = group->model(rank).forward(group->context(rank), rank == 0 ? batch : idle, &result);
+        if (rank == 0 && done.ok()) ours.assign(result.logits.f32(), result.logits.f32() + count * kVocab);
+        return done;
+      });
+      group->model(0).set_probe({});
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_EQ(num_poisoned, 1);
+      expect_same_bits(ours, expected, str_cat("EP", ep_size, ", ", count, " rows beside NaN"));
+      expect_same_bits(SequenceRunner(*group, options).prefill(good), expected, "blocks that held NaN");
+    }
+  }
 }
 
 // 32 sequences of different lengths in one step, each with one cache block.

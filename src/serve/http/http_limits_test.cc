@@ -36,6 +36,17 @@ TEST(HttpLimits, BodiesOverTheLimitAre413AndBelowAreParsed) {
   EXPECT_EQ(call(server.port(), "GET", "/health").status, 200);
 }
 
+TEST(HttpLimits, AVeryLongPromptIs400WithBothNumbers) {
+  const TestServer server;
+  std::string text;
+  while (text.size() < 10 << 20) text += "once upon a time ";
+  const HttpAnswer answer = call(server.port(), "POST", "/v1/completions", str_cat(R"({"prompt":")", text, "\"}"));
+  EXPECT_EQ(answer.status, 400);
+  EXPECT_THAT(answer.body, HasSubstr("512 tokens"));
+  EXPECT_THAT(answer.body, HasSubstr(str_cat(server.tokenizer->encode(text).size() + 1)));
+  EXPECT_EQ(server.completion(R"("prompt":"x","max_tokens":1)").status, 200);
+}
+
 TEST(HttpLimits, BadRequestsAre400AndTheServerLives) {
   const TestServer server;
   for (const std::string& body :

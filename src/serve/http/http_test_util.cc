@@ -167,11 +167,11 @@ bool eventually(const std::function<bool()>& condition) {
 
 TestServer::TestServer(Options options) {
   const std::string dir = MOESAIC_SOURCE_DIR "/models/tiny-deepseek-v3";
-  tokenizer = *Tokenizer::load(dir);
+  tokenizer = options.tokenizer ? std::move(options.tokenizer) : *Tokenizer::load(dir);
   chat_template = *ChatTemplate::load(dir);
   EngineOptions engine_options;
   engine_options.context_length = options.context_length;
-  engine_options.vocab_size = 4096;
+  engine_options.vocab_size = tokenizer->size();
   engine_options.eos_token_ids = {tokenizer->eos_id()};
   engine_options.num_kv_blocks = options.num_kv_blocks;
   engine_options.queue_timeout_ms = options.queue_timeout_ms;

@@ -55,12 +55,13 @@ HttpAnswer call(int port, std::string_view method, std::string_view path, std::s
 // Waits until `condition` holds; false after 20 s.
 bool eventually(const std::function<bool()>& condition);
 
-// The demo checkpoint's tokenizer and template over the engine tests' FakeExecutor.
+// The demo checkpoint's template, and tokenizer unless another is given, over the engine tests' FakeExecutor.
 class TestServer {
  public:
   struct Options {
     HttpServerOptions http;
-    std::string script;  // text of every answer; empty: what the fake model says
+    std::unique_ptr<Tokenizer> tokenizer;  // null: the demo checkpoint's
+    std::string script;                    // text of every answer; empty: what the fake model says
     FaultOptions faults;
     int64_t context_length = 512;
     int num_kv_blocks = 256;

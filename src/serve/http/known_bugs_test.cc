@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "base/thread.h"
 #include "serve/http/http_test_util.h"
+#include "text/text_test_util.h"
 
 namespace moesaic {
 namespace {
@@ -47,6 +50,150 @@ Chat both_ways(const TestServer& server, const std::string& fields) {
   EXPECT_EQ(streamed.reasoning, whole.reasoning);
   EXPECT_EQ(streamed.finish_reason, whole.finish_reason);
   return whole;
+}
+
+// The 256 bytes and a few merges: a character of four bytes is four tokens, and no tag is one token.
+std::unique_ptr<Tokenizer> plain_bytes(bool add_bos_token = true) {
+  return *Tokenizer::parse(byte_tokenizer().dump(), str_cat(R"({"bos_token":"<｜begin▁of▁sentence｜>",)",
+                                                            R"("eos_token":"<｜end▁of▁sentence｜>","add_bos_token":)",
+                                                            add_bos_token ? "true}" : "false}"));
+}
+
+// Joined over the events of a stream, the lists of choice 0's logprobs (text completion).
+Json streamed_logprobs(const HttpAnswer& answer) {
+  Json joined = {{"tokens", Json::array()}, {"token_logprobs", Json::array()}, {"top_logprobs", Json::array()}};
+  for (const std::string& event : answer.events()) {
+    if (event == "[DONE]") break;
+    const Json logprobs = (*parse_json(event))["choices"][0]["logprobs"];
+    if (logprobs.is_null()) continue;
+    for (auto& [key, list] : joined.items()) list.insert(list.end(), logprobs[key].begin(), logprobs[key].end());
+  }
+  return joined;
+}
+
+TEST(KnownBugs, EveryByteOfACharacterIsAnEntryOfItsOwn) {  // B05
+  const TestServer server({.tokenizer = plain_bytes(), .script = "😀”"});
+  std::set<std::string> all_bytes;
+  for (int32_t id = 0; id < server.tokenizer->size(); ++id) all_bytes.emplace(server.tokenizer->token_bytes(id));
+  const auto check = [&](const Json& entries) {
+    std::string joined;
+    ASSERT_EQ(entries.size(), 8u);  // 4 + 3 bytes and EOS
+    for (const Json& entry : entries) {
+      for (const Json& byte : entry["bytes"]) joined += static_cast<char>(byte.get<int>());
+      EXPECT_EQ(entry["top_logprobs"].size(), 5u);
+      for (const Json& other : entry["top_logprobs"]) {
+        std::string bytes;
+        for (const Json& byte : other["bytes"]) bytes += static_cast<char>(byte.get<int>());
+        EXPECT_TRUE(all_bytes.contains(bytes)) << other;  // its own, not decoded with its neighbours
+      }
+    }
+    EXPECT_EQ(joined, "😀”<｜end▁of▁sentence｜>");
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(entries[i]["bytes"].dump(), str_cat("[", "\xf0\x9f\x98\x80"[i] & 0xff, "]"));
+  };
+  const std::string fields = R"("max_tokens":50,"logprobs":true,"top_logprobs":5)";
+  const HttpAnswer whole = server.chat(fields);
+  ASSERT_EQ(whole.status, 200) << whole.body;
+  check(whole.json()["choices"][0]["logprobs"]["content"]);
+  Json streamed = Json::array();
+  for (const std::string& event : server.chat(fields + R"(,"stream":true)").events()) {
+    if (event == "[DONE]") break;
+    const Json logprobs = (*parse_json(event))["choices"][0]["logprobs"];
+    if (!logprobs.is_null()) streamed.insert(streamed.end(), logprobs["content"].begin(), logprobs["content"].end());
+  }
+  check(streamed);
+}
+
+TEST(KnownBugs, ARawPromptGetsOneBos) {  // B07
+  for (const bool add_bos : {true, false}) {
+    const TestServer server({.tokenizer = plain_bytes(add_bos)});
+    const auto count = [&](const char* prompt) {
+      return server.completion(str_cat("\"prompt\":\"", prompt, R"(","max_tokens":1)"))
+          .json()["usage"]["prompt_tokens"];
+    };
+    EXPECT_EQ(count("hi"), add_bos ? 3 : 2);
+    EXPECT_EQ(count("<｜begin▁of▁sentence｜>hi"), 3);
+    const std::string rendered = "<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>";
+    EXPECT_EQ(server.chat(R"("max_tokens":1)").json()["usage"]["prompt_tokens"],
+              server.tokenizer->encode(rendered).size());
+  }
+}
+
+TEST(KnownBugs, ATagThatIsNoTokenIsFoundInTheText) {  // B13
+  const TestServer server({.tokenizer = plain_bytes(), .script = "r</think>a"});
+  ASSERT_EQ(server.tokenizer->id_of("</think>"), -1);
+  const Chat chat = both_ways(server, R"("max_tokens":50,"thinking":true)");
+  EXPECT_EQ(chat.reasoning, "r");
+  EXPECT_EQ(chat.content, "a");
+}
+
+TEST(KnownBugs, ACallThatIsCutEndsByLength) {  // B23
+  constexpr char kTools[] = R"("tools":[{"type":"function","function":{"name":"f"}}],"max_tokens":)";
+  for (const std::string arguments : {R"({"code": 123})", R"({"a":{"b":"x"}})"}) {
+    const TestServer server({.script = str_cat("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>", arguments,
+                                               "<｜tool▁call▁end｜><｜tool▁calls▁end｜>")});
+    const auto script = str_cat("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>", arguments,
+                                "<｜tool▁call▁end｜><｜tool▁calls▁end｜>");
+    const int tokens = static_cast<int>(server.tokenizer->encode(script).size());
+    for (int max_tokens = 1; max_tokens <= tokens + 1; ++max_tokens) {
+      SCOPED_TRACE(str_cat(arguments, " max_tokens ", max_tokens, " of ", tokens));
+      const std::string fields = str_cat(kTools, max_tokens);
+      const Json whole = server.chat(fields).json()["choices"][0];
+      EXPECT_EQ(whole["finish_reason"], max_tokens <= tokens ? "length" : "tool_calls");
+      std::string streamed, finish_reason;
+      for (const std::string& event : server.chat(fields + R"(,"stream":true)").events()) {
+        if (event == "[DONE]") break;
+        const Json choice = (*parse_json(event))["choices"][0];
+        for (const Json& call : choice["delta"].value("tool_calls", Json::array())) {
+          streamed += call["function"]["arguments"].get<std::string>();
+        }
+        if (choice["finish_reason"].is_string()) finish_reason += choice["finish_reason"].get<std::string>();
+      }
+      EXPECT_EQ(finish_reason, whole["finish_reason"]);
+      EXPECT_TRUE(arguments.starts_with(streamed)) << streamed;
+      if (max_tokens > tokens) {
+        EXPECT_EQ(streamed, arguments);
+        EXPECT_EQ(whole["message"]["tool_calls"][0]["function"]["arguments"], arguments);
+      }
+    }
+  }
+}
+
+TEST(KnownBugs, LogprobsDoNotDependOnCompany) {  // B49
+  const TestServer server;
+  const std::string body = R"({"prompt":"tell me","max_tokens":6,"ignore_eos":true,"echo":true,"logprobs":5)";
+  const Json alone = call(server.port(), "POST", "/v1/completions", body + "}").json()["choices"][0]["logprobs"];
+  const size_t prompt_tokens = server.tokenizer->encode("tell me").size() + 1;
+  ASSERT_EQ(alone["token_logprobs"].size(), prompt_tokens + 6);
+  for (size_t i = 1; i < alone["token_logprobs"].size(); ++i) {
+    EXPECT_LT(alone["token_logprobs"][i].get<double>(), 0.0) << i;
+    EXPECT_GE(alone["top_logprobs"][i].size(), 5u);
+  }
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 8; ++i) {
+    clients.push_back(std::make_unique<RawClient>(server.port()));
+    clients.back()->send(http_request("POST", "/v1/completions", body + (i % 2 ? R"(,"stream":true})" : "}")));
+  }
+  for (int i = 0; i < 8; ++i) {
+    const HttpAnswer answer = read_answer(*clients[i]);
+    const Json found = i % 2 ? streamed_logprobs(answer) : answer.json()["choices"][0]["logprobs"];
+    for (const char* key : {"tokens", "token_logprobs", "top_logprobs"}) EXPECT_EQ(found[key], alone[key]) << i << key;
+  }
+}
+
+TEST(KnownBugs, AFailureEndsEveryStreamOnce) {  // B27
+  for (const char* path : {"/v1/completions", "/v1/chat/completions"}) {
+    const std::string_view what = path[5] == 'h' ? R"("messages":[{"role":"user","content":"x"}])" : R"("prompt":"x")";
+    const TestServer server({.faults = {.fail_at_step = 3}});
+    const std::string fields = str_cat("{", what, R"(,"n":2,"max_tokens":9,"ignore_eos":true)");
+    const HttpAnswer streamed = call(server.port(), "POST", path, fields + R"(,"stream":true})");
+    ASSERT_EQ(streamed.status, 200) << streamed.body;
+    const std::vector<std::string> events = streamed.events();
+    int errors = 0;
+    for (const std::string& event : events) errors += event.find("\"error\"") != std::string::npos;
+    EXPECT_EQ(errors, 1) << streamed.body;
+    EXPECT_EQ(events.back(), "[DONE]");
+    EXPECT_THAT(events[events.size() - 2], HasSubstr("\"error\""));
+  }
 }
 
 TEST(KnownBugs, PromptOnlyInEveryCombination) {  // B15
