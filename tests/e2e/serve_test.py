@@ -119,7 +119,7 @@ class ServeTest(unittest.TestCase):
                 named = damage(folder)
                 done = subprocess.run([BINARY, "serve", folder, "--port", "0"], capture_output=True, text=True,
                                       timeout=60)
-                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn(done.returncode, (1, 2), done.stderr)  # failed, or wrong input
                 self.assertIn(named, done.stderr)
 
     def test_settings_come_from_a_file(self):
