@@ -8,15 +8,15 @@
 namespace moesaic {
 
 ExpertMap ExpertMap::identity(int num_experts) {
-  MOESAIC_CHECK_GE(num_experts, 1);
+  MOESAIC_CHECK_GE(num_experts, 0);
   std::vector<int32_t> phy2log(num_experts);
   std::iota(phy2log.begin(), phy2log.end(), 0);
   return *make(std::move(phy2log), num_experts, 0);
 }
 
 absl::StatusOr<ExpertMap> ExpertMap::make(std::vector<int32_t> phy2log, int num_experts, int64_t version) {
-  if (num_experts < 1) {
-    return absl::InvalidArgumentError(str_cat("expert map: ", num_experts, " experts; expected at least 1"));
+  if (num_experts < 0) {
+    return absl::InvalidArgumentError(str_cat("expert map: ", num_experts, " experts; expected at least 0"));
   }
   if (phy2log.size() > static_cast<size_t>(INT32_MAX)) {
     return absl::InvalidArgumentError(str_cat("expert map: ", phy2log.size(), " slots; expected at most ", INT32_MAX));

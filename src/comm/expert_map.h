@@ -12,7 +12,7 @@ namespace moesaic {
 
 class ExpertMap {
  public:
-  // Slot i holds expert i.
+  // Slot i holds expert i. 0: a dense model.
   static ExpertMap identity(int num_experts);
   // phy2log[slot] = logical expert, or -1 for an empty slot. Error: an expert without a slot, an id out of range.
   static absl::StatusOr<ExpertMap> make(std::vector<int32_t> phy2log, int num_experts, int64_t version);

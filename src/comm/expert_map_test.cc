@@ -46,7 +46,8 @@ TEST(ExpertMap, BadMapsAreNamed) {
   EXPECT_THAT(message({0, 0, 2}, 3), HasSubstr("expert 1 has no slot among 3"));
   EXPECT_THAT(message({0, 1, 3}, 3), HasSubstr("slot 2 holds expert 3; expected 0 to 2"));
   EXPECT_THAT(message({0, -2}, 1), HasSubstr("slot 1 holds expert -2"));
-  EXPECT_THAT(message({}, 0), HasSubstr("expected at least 1"));
+  EXPECT_THAT(message({}, -1), HasSubstr("expected at least 0"));
+  EXPECT_EQ(ExpertMap::identity(0).num_slots(), 0);  // a dense model
   EXPECT_DEATH(
       {
         std::vector<int32_t> ids = {5};

@@ -1,6 +1,7 @@
 #include "model/checkpoint.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -46,8 +47,10 @@ bool is_plain_file_name(const std::string& name) {
 
 struct Checkpoint::Impl {
   struct Entry {
+    Entry(const Shard* shard, const TensorInfo* info) : shard(shard), info(info) {}
     const Shard* shard;
     const TensorInfo* info;
+    mutable std::atomic<bool> read{false};
   };
   std::string dir;
   std::vector<std::unique_ptr<Shard>> shards;
@@ -70,7 +73,7 @@ absl::Status Checkpoint::Impl::add_shard(const std::string& file, const std::vec
   if (!opened.ok()) return opened.status();
   const Shard& shard = *shards.emplace_back(std::make_unique<Shard>(std::move(*opened)));
   const auto add = [&](const std::string& name, const TensorInfo& info) {
-    tensors.emplace(name, Entry{&shard, &info});
+    tensors.try_emplace(name, &shard, &info);
     num_bytes += info.end - info.begin;
   };
   if (!promised) {
@@ -132,7 +135,9 @@ bool Checkpoint::contains(std::string_view name) const {
 absl::StatusOr<Tensor> Checkpoint::tensor(std::string_view name) const {
   const auto it = impl_->tensors.find(name);
   if (it == impl_->tensors.end()) return absl::NotFoundError(str_cat(impl_->dir, ": tensor ", name, " is missing"));
-  const auto& [shard, info] = it->second;
+  const Shard* shard = it->second.shard;
+  const TensorInfo* info = it->second.info;
+  it->second.read.store(true, std::memory_order_relaxed);
   // A view of read-only pages; every user of a checkpoint tensor only reads.
   char* data = const_cast<char*>(shard->map.data()) + shard->data_begin + info->begin;
   return Tensor(data, info->dtype, info->shape);
@@ -151,6 +156,14 @@ std::vector<std::string> Checkpoint::names() const {
   std::vector<std::string> names;
   names.reserve(impl_->tensors.size());
   for (const auto& [name, entry] : impl_->tensors) names.push_back(name);
+  return names;
+}
+
+std::vector<std::string> Checkpoint::unread() const {
+  std::vector<std::string> names;
+  for (const auto& [name, entry] : impl_->tensors) {
+    if (!entry.read.load(std::memory_order_relaxed)) names.push_back(name);
+  }
   return names;
 }
 

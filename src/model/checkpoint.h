@@ -41,7 +41,9 @@ class Checkpoint {
   // As above, and its shape must be `shape`.
   absl::StatusOr<Tensor> tensor(std::string_view name, const Shape& shape) const;
   std::vector<std::string> names() const;  // sorted
-  int64_t num_bytes() const;               // of all tensors
+  // Names that tensor() was never asked for, sorted: after loading, what the model has no place for.
+  std::vector<std::string> unread() const;
+  int64_t num_bytes() const;  // of all tensors
   // Tells the kernel that the pages of this tensor are no longer needed.
   void release(const Tensor& tensor) const;
 

@@ -1,6 +1,7 @@
 #include "model/rank_group.h"
 
 #include <algorithm>
+#include <charconv>
 #include <mutex>
 
 namespace moesaic {
@@ -33,6 +34,21 @@ const absl::Status& best_error(const std::vector<absl::Status>& results) {
     if (best->ok() || best->code() == absl::StatusCode::kDeadlineExceeded) best = &status;
   }
   return *best;
+}
+
+// Every tensor of a layer that runs must have been read: config.json would describe another model than the one that is
+// stored (no shared experts, no bias). Layers behind those and what stands outside of layers may be there for others.
+absl::Status check_all_read(const Checkpoint& checkpoint, const ModelConfig& config) {
+  constexpr std::string_view kPrefix = "model.layers.";
+  for (const std::string& name : checkpoint.unread()) {
+    if (!name.starts_with(kPrefix) || name.ends_with(".rotary_emb.inv_freq")) continue;
+    int64_t layer = -1;
+    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
+    if (layer >= config.num_hidden_layers) continue;
+    return absl::InvalidArgumentError(
+        str_cat("tensor ", name, " is in the checkpoint, but config.json has no place for it"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -86,6 +102,7 @@ absl::Status RankGroup::load_weights(const RankGroupOptions& options, const Mode
     model.ok() ? void(models_[rank] = *std::move(model)) : void(errors[rank] = model.status());
   });
   MOESAIC_RETURN_IF_ERROR(best_error(errors));
+  MOESAIC_RETURN_IF_ERROR(check_all_read(checkpoint, config));
   for (const auto& weights : replicated) memory_.weight_bytes += weights->num_bytes;
   for (int rank = 0; rank < layout.world_size(); ++rank) {
     memory_.weight_bytes += expert_bytes[rank];

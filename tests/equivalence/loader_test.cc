@@ -4,11 +4,14 @@
 
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include <unistd.h>
 
 #include "../golden/golden_util.h"
+#include "model/file_map.h"
 
 namespace moesaic::testing {
 namespace {
@@ -125,6 +128,71 @@ TEST(Loader, WrongDtypesAreNamed) {
     EXPECT_FALSE(status.ok()) << name;
     EXPECT_NE(std::string(status.message()).find(place), std::string::npos) << status;
   }
+}
+
+// Every size in config.json, changed against what the checkpoint holds, is refused: nothing crashes, nothing is
+// guessed.
+TEST(Loader, SizesThatContradictTheCheckpointAreRefused) {
+  const fs::path source = source_path("tests/data/micro-deepseek-v3/base");
+  const fs::path dir = fs::path(::testing::TempDir()) / str_cat("contradiction_", getpid());
+  fs::create_directories(dir);
+  fs::create_symlink(source / "model.safetensors", dir / "model.safetensors");
+  const std::string text = *read_text_file((source / "config.json").string(), 1 << 20);
+  const auto original = nlohmann::json::parse(text);
+  RankGroupOptions options;
+  options.model_dir = dir.string();
+  options.model = {
+      .num_kv_blocks = 2, .max_tokens_per_step = 8, .max_position = 64, .max_chunks = 1, .max_decode_tokens = 1};
+  for (const char* field :
+       {"vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_attention_heads",
+        "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "n_routed_experts",
+        "n_shared_experts", "first_k_dense_replace"}) {
+    const int64_t value = original[field];
+    for (const int64_t wrong : {int64_t{0}, value - 1, value + 1, 2 * value, value / 2, int64_t{1} << 16}) {
+      if (wrong == value) continue;
+      auto config = original;
+      config[field] = wrong;
+      std::ofstream(dir / "config.json") << config;
+      const absl::Status status = RankGroup::load(options).status();
+      EXPECT_FALSE(status.ok()) << field << " " << wrong;
+      EXPECT_GT(status.message().size(), 20u) << status;
+    }
+  }
+  for (const char* change :
+       {R"({"q_lora_rank": null})", R"({"topk_method": "greedy"})", R"({"n_routed_experts": null})",
+        R"({"tie_word_embeddings": "yes"})", R"({"moe_layer_freq": 2})"}) {
+    auto config = original;
+    config.update(nlohmann::json::parse(change));
+    std::ofstream(dir / "config.json") << config;
+    EXPECT_FALSE(RankGroup::load(options).ok()) << change;
+  }
+  std::ofstream(dir / "config.json") << original;
+  EXPECT_TRUE(RankGroup::load(options).ok());
+  fs::remove_all(dir);
+}
+
+TEST(Loader, AModelWithoutExpertsIsDense) {
+  const fs::path source = source_path("tests/data/micro-deepseek-v3/all_dense");
+  const fs::path dir = fs::path(::testing::TempDir()) / str_cat("dense_", getpid());
+  fs::create_directories(dir);
+  fs::create_symlink(source / "model.safetensors", dir / "model.safetensors");
+  auto config = nlohmann::json::parse(*read_text_file((source / "config.json").string(), 1 << 20));
+  config["n_routed_experts"] = nullptr;
+  std::ofstream(dir / "config.json") << config;
+  const std::vector<int32_t> ids = {5, 9, 24, 7, 30, 12, 12, 8};
+  std::vector<std::vector<float>> logits;
+  for (const int ep_size : {1, 2}) {
+    const RunOptions options = {.layout = *ParallelLayout::make(ep_size, 0, 1),
+                                .max_tokens_per_step = 64,
+                                .max_position = 128,
+                                .max_sequences = 2};
+    for (const fs::path& model : {source, dir}) {
+      const auto group = load_group(fs::relative(model, source_path("")).string(), options);
+      logits.push_back(SequenceRunner(*group, options).prefill(ids));
+      EXPECT_EQ(logits.back(), logits.front()) << model << " EP" << ep_size;
+    }
+  }
+  fs::remove_all(dir);
 }
 
 // The matrix as f32; with the scales of its 128x128 blocks if it has some.
