@@ -17,7 +17,8 @@ void declare(ConfigFields& fields, EvalConfig& config) {
       .doc("With --text: tokens that are scored together");
   fields.add("tasks", &config.tasks)
       .doc(
-          "JSON file of tasks (messages or prompt, and answer): prints the share that greedy decoding answers exactly");
+          "JSON file of tasks (messages or prompt, and answer): prints the share that greedy decoding answers exactly, "
+          "beside the file's own accuracy if it states one");
   fields.add("max-tokens", &config.max_tokens).range(1, 1 << 20).unit("tokens").doc("With --tasks: longest answer");
   fields.add("min-accuracy", &config.min_accuracy).range(0, 1).doc("With --tasks: exit code 1 below it");
   fields.add("json", &config.json).doc("Prints one JSON line");

@@ -112,7 +112,21 @@ class ServeTest(unittest.TestCase):
                 json.dump(index, file)
             return "model.layers.9.promised"
 
-        for damage in (remove, cut, promise):
+        def half(name):
+            def damage(folder):
+                path = os.path.join(folder, name)
+                with open(path, encoding="utf-8") as file:
+                    text = file.read()
+                os.remove(path)
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text[:len(text) // 2])
+                return name
+            damage.__name__ = f"half of {name}"
+            return damage
+
+        texts = [half(name) for name in sorted(os.listdir(MODEL)) if name.endswith(".json")]
+        self.assertEqual(len(texts), 5)
+        for damage in [remove, cut, promise] + texts:
             with self.subTest(damage.__name__), tempfile.TemporaryDirectory() as folder:
                 for name in os.listdir(MODEL):
                     os.symlink(os.path.abspath(os.path.join(MODEL, name)), os.path.join(folder, name))

@@ -71,87 +71,32 @@ TEST(HttpLimits, BadRequestsAre400AndTheServerLives) {
   EXPECT_EQ(call(server.port(), "GET", "/health").status, 200);
 }
 
+constexpr char kStrangeValues[] = R"([null, true, -1, 0, 1, 1e-40, 1e308, 0.5, 9223372036854775807,
+  -9223372036854775808, 18446744073709551615, 1e19, "", "x", "\u0000", "\ud83d\ude00", [], {}, [[]], [null], ["x"],
+  {"a": 1}, {"type": "function"}, {"1": 1e-40}, [{"type": "function"}], {"messages": 5, "tools": 7, "bos_token": []},
+  [{"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}],
+  [{"role": "assistant", "content": "a"}, {"role": "tool", "content": []}]])";
+constexpr char kFields[] = R"(["model", "messages", "prompt", "temperature", "top_p", "top_k", "min_p", "n", "best_of",
+  "max_tokens", "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "logit_bias", "seed", "stream",
+  "stream_options", "frequency_penalty", "presence_penalty", "repetition_penalty", "logprobs", "top_logprobs", "echo",
+  "suffix", "user", "tools", "tool_choice", "thinking", "chat_template_kwargs", "response_format", "ignore_eos",
+  "continue_final_message", "add_generation_prompt", "separate_reasoning", "skip_special_tokens", "add_special_tokens",
+  "priority", "tokens"])";
+
 // Every field with every strange value: answered or refused by a message, never an internal error.
 TEST(HttpLimits, StrangeValuesOfEveryFieldAreAnsweredOrRefused) {
   const TestServer server({.script = "abc", .context_length = 64});
-  const std::vector<std::string> values = {
-      "null",
-      "true",
-      "-1",
-      "0",
-      "1",
-      "1e-40",
-      "1e308",
-      "0.5",
-      "9223372036854775807",
-      "-9223372036854775808",
-      "18446744073709551615",
-      "1e19",
-      R"("")",
-      R"("x")",
-      R"("\u0000")",
-      R"("\ud83d\ude00")",
-      "[]",
-      "{}",
-      "[[]]",
-      "[null]",
-      R"(["x"])",
-      R"({"a":1})",
-      R"({"type":"function"})",
-      R"({"1":1e-40})",
-      R"([{"type":"function"}])",
-      R"([{"role":"assistant","content":null,"tool_calls":[{"function":{"name":"f","arguments":5}}]}])",
-      R"([{"role":"assistant","content":"a"},{"role":"tool","content":[]}])",
-      R"({"messages":5,"tools":7,"bos_token":[]})"};
-  const std::vector<std::string> fields = {"model",
-                                           "messages",
-                                           "prompt",
-                                           "temperature",
-                                           "top_p",
-                                           "top_k",
-                                           "min_p",
-                                           "n",
-                                           "best_of",
-                                           "max_tokens",
-                                           "max_completion_tokens",
-                                           "min_tokens",
-                                           "stop",
-                                           "stop_token_ids",
-                                           "logit_bias",
-                                           "seed",
-                                           "stream",
-                                           "stream_options",
-                                           "frequency_penalty",
-                                           "presence_penalty",
-                                           "repetition_penalty",
-                                           "logprobs",
-                                           "top_logprobs",
-                                           "echo",
-                                           "suffix",
-                                           "user",
-                                           "tools",
-                                           "tool_choice",
-                                           "thinking",
-                                           "chat_template_kwargs",
-                                           "response_format",
-                                           "continue_final_message",
-                                           "add_generation_prompt",
-                                           "separate_reasoning",
-                                           "skip_special_tokens",
-                                           "add_special_tokens",
-                                           "ignore_eos",
-                                           "priority"};
+  const Json fields = *parse_json(kFields), values = *parse_json(kStrangeValues);
   for (const char* path : {"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"}) {
     RawClient client(server.port());
-    for (const std::string& field : fields) {
-      for (const std::string& value : values) {
-        std::string body = str_cat("{\"", field, "\":", value);
-        if (field != "messages") body += R"(,"messages":[{"role":"user","content":"hi"}])";
-        if (field != "prompt") body += R"(,"prompt":"hi")";
-        client.send(http_request("POST", path, body + ",\"tokens\":[1]}"));
+    for (const Json& field : fields) {
+      for (const Json& value : values) {
+        Json body = {{"messages", {{{"role", "user"}, {"content", "hi"}}}}, {"prompt", "hi"}, {"tokens", {1}}};
+        body[field.get<std::string>()] = value;
+        client.send(http_request("POST", path, body.dump()));
         const HttpAnswer answer = read_answer(client);
         ASSERT_TRUE(answer.status == 200 || answer.status == 400 || answer.status == 404)
-            << path << body << answer.body;
+            << path << body << answer.status << answer.body;
         if (answer.status != 200) {
           EXPECT_FALSE(answer.json()["error"]["message"].get<std::string>().empty()) << body;
         }

@@ -318,6 +318,10 @@ TEST(HttpServer, MetricsCountInBothFamilies) {
 TEST(Routing, PercentsAndKeys) {
   EXPECT_EQ(decode_percent("/a%2Fb%zz%4"), "/a/b%zz%4");
   EXPECT_EQ(path_of("/a?b#c"), "/a");
+  EXPECT_EQ(path_of("http://host:80/a/b?c=d://e"), "/a/b");
+  EXPECT_EQ(path_of("http://host"), "/");
+  EXPECT_EQ(path_of("/a?b=http://c/d"), "/a");
+  EXPECT_EQ(path_of(""), "");
   EXPECT_TRUE(is_authorized("bearer k", "k"));
   EXPECT_FALSE(is_authorized("Basic k", "k"));
   EXPECT_FALSE(is_authorized("", "k"));

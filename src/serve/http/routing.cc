@@ -33,6 +33,10 @@ bool is_post(Endpoint endpoint) {
 }  // namespace
 
 std::string_view path_of(std::string_view target) {
+  if (const size_t scheme = target.find("://"); scheme != target.npos && target.front() != '/') {
+    const size_t path = target.find('/', scheme + 3);  // the form that proxies are asked in
+    target = path == target.npos ? "/" : target.substr(path);
+  }
   return target.substr(0, target.find_first_of("?#"));
 }
 

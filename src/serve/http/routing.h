@@ -40,7 +40,7 @@ struct RouteMatch {
   std::string_view methods;  // of the path, "GET, HEAD" or "POST"
 };
 
-// "/path" of "/path?query".
+// "/path" of "/path?query" and of "http://host/path?query".
 std::string_view path_of(std::string_view target);
 // "%2F" becomes "/"; what is no escape stays.
 std::string decode_percent(std::string_view path);
