@@ -46,6 +46,10 @@ absl::StatusOr<PackedWeight::Source> TensorReader::source(const Part& part) cons
   source.col_offset = part.cols.begin;
   source.transpose = part.transpose;
   if (whole.dtype() == DType::kE4M3) {
+    if (!fp8_weights_) {
+      return absl::InvalidArgumentError(
+          str_cat("tensor ", name, " is e4m3, but config.json has no quantization_config that says how it is scaled"));
+    }
     MOESAIC_ASSIGN_OR_RETURN(source.scale_inv,
                              checkpoint_.tensor(name + "_scale_inv", {blocks(part.n), blocks(part.k)}));
   } else if (checkpoint_.contains(name + "_scale_inv")) {

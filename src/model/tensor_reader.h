@@ -11,7 +11,8 @@ namespace moesaic {
 
 class TensorReader {
  public:
-  explicit TensorReader(const LoadArgs& args) : checkpoint_(*args.checkpoint), progress_(args.progress) {}
+  explicit TensorReader(const LoadArgs& args)
+      : checkpoint_(*args.checkpoint), fp8_weights_(args.config->fp8_weights), progress_(args.progress) {}
 
   // A part of a linear layer's weight: rows and columns of NAME.weight, whose whole shape must be [n, k].
   struct Part {
@@ -43,6 +44,7 @@ class TensorReader {
   void done(const Tensor& tensor) const;
 
   const Checkpoint& checkpoint_;
+  const bool fp8_weights_;  // config.json's word
   const std::function<void(int64_t)>& progress_;
 };
 

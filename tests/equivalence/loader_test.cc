@@ -168,6 +168,13 @@ TEST(Loader, SizesThatContradictTheCheckpointAreRefused) {
   }
   std::ofstream(dir / "config.json") << original;
   EXPECT_TRUE(RankGroup::load(options).ok());
+  const fs::path fp8 = source_path("tests/data/micro-deepseek-v3/fp8_odd");
+  fs::remove(dir / "model.safetensors");
+  fs::create_symlink(fp8 / "model.safetensors", dir / "model.safetensors");
+  auto unscaled = nlohmann::json::parse(*read_text_file((fp8 / "config.json").string(), 1 << 20));
+  unscaled.erase("quantization_config");
+  std::ofstream(dir / "config.json") << unscaled;
+  EXPECT_NE(std::string(RankGroup::load(options).status().message()).find("quantization_config"), std::string::npos);
   fs::remove_all(dir);
 }
 
