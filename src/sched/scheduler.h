@@ -142,8 +142,12 @@ class Scheduler {
   // scheduler_admission.cc
   bool admission_is_open() const;
   void admit();
+  bool open_admission(int group);
+  bool has_room(const Group& group) const;
+  bool fail_if_too_large(Sequence* sequence);
   int choose_group(Sequence* sequence);
-  void look_up(Group& group, const Sequence& sequence);
+  size_t num_cacheable_tokens(const Sequence& sequence) const;
+  void look_up(Group& group, const Sequence& sequence, size_t limit);
   bool twin_is_ahead(const Group& group, const Sequence& sequence) const;
   int64_t num_missing_blocks(const Group& group, const Sequence& sequence) const;
   void start(int group, Sequence* sequence);

@@ -30,59 +30,71 @@ bool Scheduler::admission_is_open() const {
 // small ones cannot pass it for ever; the other groups go on.
 void Scheduler::admit() {
   int num_admitting = 0;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    Group& group = groups_[g];
-    // A group that has just taken blocks away has none to give.
-    group.admits = group.budget.tokens > 0 && plan_.groups[g].preempted.empty() &&
-                   static_cast<int>(group.running.size()) < options_.max_running_requests;
-    if (!group.admits) continue;
-    ++num_admitting;
-    group.load = {.kv_tokens = int64_t{group.pool.num_used()} * options_.kv_block_tokens,
-                  .num_requests = static_cast<int64_t>(group.running.size())};
-    for (const Sequence* sequence : group.running) {
-      if (sequence->is_decoding()) continue;
-      group.load.prompt_tokens += sequence->num_tokens() - sequence->num_computed;
-      group.load.attention_pairs += attention_pairs(sequence->num_computed, sequence->num_tokens());
-    }
-  }
+  for (int g = 0; g < dp_size(); ++g) num_admitting += open_admission(g) ? 1 : 0;
+  const auto close = [&](Group& group) {
+    num_admitting -= group.admits ? 1 : 0;
+    group.admits = false;
+  };
   int num_blocked = 0;
   int num_twins = 0;
   for (auto next = waiting_.begin(); next != waiting_.end() && num_admitting > 0;) {
     Sequence* sequence = *next++;
-    const BlockPool& pool = groups_[0].pool;
-    const int num_blocks = pool.blocks_for(sequence->num_tokens());
-    if (num_blocks > pool.num_blocks()) {
-      fail(sequence, absl::ResourceExhaustedError(str_cat("the prompt of ", sequence->num_tokens(), " tokens needs ",
-                                                          num_blocks, " KV blocks and the pool has ", pool.num_blocks(),
-                                                          " (num_kv_blocks)")));
+    if (fail_if_too_large(sequence)) continue;
+    const int chosen = choose_group(sequence);
+    if (chosen < 0) {
+      if (++num_blocked == dp_size()) return;
+      close(groups_[sequence->reserved_group]);
       continue;
     }
-    const int chosen = choose_group(sequence);
-    if (chosen >= 0 && twin_is_ahead(groups_[chosen], *sequence)) {
+    if (twin_is_ahead(groups_[chosen], *sequence)) {
       if (++num_twins == kMaxTwins) return;
       continue;
     }
-    if (chosen >= 0) start(chosen, sequence);
-    Group& group = groups_[chosen >= 0 ? chosen : sequence->reserved_group];
-    if (chosen < 0 && ++num_blocked == dp_size()) return;
-    if (!group.admits || (chosen >= 0 && group.budget.tokens > 0 &&
-                          static_cast<int>(group.running.size()) < options_.max_running_requests)) {
-      continue;
-    }
-    group.admits = false;
-    --num_admitting;
+    start(chosen, sequence);
+    if (!has_room(groups_[chosen])) close(groups_[chosen]);
   }
+}
+
+bool Scheduler::has_room(const Group& group) const {
+  return group.budget.tokens > 0 && std::ssize(group.running) < options_.max_running_requests;
+}
+
+// Whether the group may start sequences in this step; if so, with its load.
+bool Scheduler::open_admission(int group_index) {
+  Group& group = groups_[group_index];
+  // A group that has just taken blocks away has none to give.
+  group.admits = has_room(group) && plan_.groups[group_index].preempted.empty();
+  if (!group.admits) return false;
+  group.load = {.kv_tokens = int64_t{group.pool.num_used()} * options_.kv_block_tokens,
+                .num_requests = std::ssize(group.running)};
+  for (const Sequence* sequence : group.running) {
+    if (sequence->is_decoding()) continue;
+    group.load.prompt_tokens += sequence->num_tokens() - sequence->num_computed;
+    group.load.attention_pairs += attention_pairs(sequence->num_computed, sequence->num_tokens());
+  }
+  return true;
+}
+
+bool Scheduler::fail_if_too_large(Sequence* sequence) {
+  const BlockPool& pool = groups_[0].pool;
+  const int num_blocks = pool.blocks_for(sequence->num_tokens());
+  if (num_blocks <= pool.num_blocks()) return false;
+  fail(sequence,
+       absl::ResourceExhaustedError(str_cat("the prompt of ", sequence->num_tokens(), " tokens needs ", num_blocks,
+                                            " KV blocks and the pool has ", pool.num_blocks(), " (num_kv_blocks)")));
+  return true;
 }
 
 // The best group that can take the sequence now. If none can, -1, and the one that misses least is reserved for it.
 int Scheduler::choose_group(Sequence* sequence) {
   candidates_.clear();
+  const size_t cacheable = num_cacheable_tokens(*sequence);
   int64_t least_missing = std::numeric_limits<int64_t>::max();
   int nearest = -1;
   for (int g = 0; g < dp_size(); ++g) {
     Group& group = groups_[g];
     if (!group.admits) continue;
-    look_up(group, *sequence);
+    look_up(group, *sequence, cacheable);
     const int64_t num_missing = num_missing_blocks(group, *sequence);
     if (num_missing <= 0) {
       const auto num_cached = static_cast<int64_t>(group.match.blocks.size()) * options_.kv_block_tokens;
@@ -104,11 +116,18 @@ int Scheduler::choose_group(Sequence* sequence) {
 }
 
 // Leaves at least one token to compute, and every prompt position whose logits are still owed.
-void Scheduler::look_up(Group& group, const Sequence& sequence) {
+size_t Scheduler::num_cacheable_tokens(const Sequence& sequence) const {
+  if (!options_.prefix_cache || !sequence.request.use_prefix_cache) return 0;
+  const int32_t limit = std::min(sequence.num_prompt(), sequence.num_tokens() - 1);
+  return sequence.request.prompt_logprobs ? std::min(limit, sequence.num_prompt_logits) : limit;
+}
+
+void Scheduler::look_up(Group& group, const Sequence& sequence, size_t limit) {
   Match& match = group.match;
-  size_t limit = std::min(sequence.num_prompt(), sequence.num_tokens() - 1);
-  if (sequence.request.prompt_logprobs) limit = std::min<size_t>(limit, sequence.num_prompt_logits);
-  if (!options_.prefix_cache || !sequence.request.use_prefix_cache) limit = 0;
+  // A full pool would not take it with all of its prompt cached: spares the first of the queue a lookup in every step.
+  const auto num_least = group.pool.blocks_for(sequence.num_tokens()) -
+                         static_cast<int64_t>(limit / options_.kv_block_tokens) + std::ssize(group.running);
+  if (num_least > group.pool.num_free() + group.pool.num_cached()) limit = 0;
   if (match.ordinal == sequence.ordinal && match.version == group.index.version() && match.limit == limit) return;
   match.ordinal = sequence.ordinal;
   match.version = group.index.version();
