@@ -108,7 +108,8 @@ TEST(EngineTest, RandomAbortsLeaveNothingBehind) {
     for (int i = 0; i < count; ++i) {
       const RequestId id = next_id++;
       const int prompt = 1 + static_cast<int>(rng.below(20));
-      ASSERT_TRUE(engine->submit(make_request(id, make_prompt(id, prompt), 30), collector.sink()).ok());
+      const RequestId family = rng.below(4);  // prompts of a family begin alike and share blocks
+      ASSERT_TRUE(engine->submit(make_request(id, make_prompt(family, prompt), 30), collector.sink()).ok());
     }
     const RequestId victim = first + rng.below(count);
     if (rng.below(2) == 0) collector.wait_for_token(victim);
