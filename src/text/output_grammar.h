@@ -1,0 +1,29 @@
+// From what a request may ask of its output to a Grammar: JSON, a JSON schema, a regular expression, EBNF or a choice
+// of texts. Pure; milliseconds at most for what passes the bounds (200,000 states, 10,000 repetitions).
+// INVALID_ARGUMENT says what is wrong and where.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "base/status.h"
+#include "text/grammar.h"
+
+namespace moesaic {
+
+struct OutputFormat {
+  enum class Kind : uint8_t { kNone, kJsonObject, kJsonSchema, kRegex, kEbnf, kChoice };
+  Kind kind = Kind::kNone;
+  nlohmann::ordered_json schema;     // of kJsonSchema
+  std::string text;                  // of kRegex and kEbnf
+  std::vector<std::string> choices;  // of kChoice
+};
+
+// With `tag`, the format holds behind the first `tag` in the output; before it the text is free. Null for kNone.
+absl::StatusOr<std::shared_ptr<const Grammar>> output_grammar(const OutputFormat& format, std::string_view tag = "");
+
+}  // namespace moesaic
