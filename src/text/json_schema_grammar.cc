@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "text/json_exprs.h"
 #include "text/regex_grammar.h"
 

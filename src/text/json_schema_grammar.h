@@ -13,7 +13,7 @@
 // - maxLength and maxItems above 10,000 count as 10,000; white space and digits as json_exprs.h says.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "base/status.h"
 #include "text/grammar_builder.h"

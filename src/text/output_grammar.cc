@@ -20,7 +20,7 @@ absl::StatusOr<GrammarBuilder::Expr> expr_of(const OutputFormat& format, Grammar
       }
       return JsonExprs(builder).one_of(format.choices);
     case OutputFormat::Kind::kJsonSchema: {
-      MOESAIC_ASSIGN_OR_RETURN(const GrammarBuilder::Rule rule, json_schema_rule(format.schema, builder));
+      MOESAIC_ASSIGN_OR_RETURN(const GrammarBuilder::Rule rule, json_schema_rule(*format.schema, builder));
       return builder->call(rule);
     }
     case OutputFormat::Kind::kEbnf: {

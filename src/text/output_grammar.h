@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "base/status.h"
 #include "text/grammar.h"
@@ -18,9 +18,9 @@ namespace moesaic {
 struct OutputFormat {
   enum class Kind : uint8_t { kNone, kJsonObject, kJsonSchema, kRegex, kEbnf, kChoice };
   Kind kind = Kind::kNone;
-  nlohmann::ordered_json schema;     // of kJsonSchema
-  std::string text;                  // of kRegex and kEbnf
-  std::vector<std::string> choices;  // of kChoice
+  std::shared_ptr<const nlohmann::ordered_json> schema;  // of kJsonSchema
+  std::string text;                                      // of kRegex and kEbnf
+  std::vector<std::string> choices;                      // of kChoice
 };
 
 // With `tag`, the format holds behind the first `tag` in the output; before it the text is free. Null for kNone.
