@@ -64,6 +64,7 @@ struct Engine::Impl {
     if (options.hooks.faults.any()) {
       executor = std::make_unique<FaultyExecutor>(std::move(executor), options.hooks.faults);
     }
+    if (tokenizer != nullptr) matchers.emplace(*tokenizer, options.vocab_size);
     publish();
     thread = Thread("engine", [this] { run(); });
   }
@@ -77,7 +78,7 @@ struct Engine::Impl {
   void take_group(int group, const GroupPlan& plan, std::span<float> logits);
   absl::Status prepare_speculation();
   std::span<const int32_t> take_chunk(const PlannedChunk& chunk, std::span<float> rows);
-  int32_t sample_row(const Request& request, const Sequence& sequence, std::span<const int32_t> accepted,
+  int32_t sample_row(const Sequence& sequence, OpenRequest& open_request, std::span<const int32_t> accepted,
                      std::span<float> row);
   bool is_right(const Request& request, int32_t draft, int32_t position, int32_t* id) const;
   void collect_prompt_logprobs(const PlannedChunk& chunk, std::span<float> rows, const Request& request,
@@ -97,6 +98,7 @@ struct Engine::Impl {
   // The engine thread's own.
   Scheduler scheduler;
   Sampler sampler;
+  std::optional<GrammarMatchers> matchers;  // with a tokenizer
   std::unordered_map<RequestId, OpenRequest> open_requests;
   std::vector<OpenRequest*> to_deliver;
   std::vector<SampledTokens> sampled;
@@ -147,7 +149,10 @@ absl::Status Engine::Impl::prepare_speculation() {
 
 void Engine::Impl::start(Inbox::Submission submission) {
   const RequestId id = submission.request.id;
-  open_requests.try_emplace(id, submission.request, std::move(submission.sink), tokenizer, options.eos_token_ids);
+  std::unique_ptr<GrammarMatcher> grammar;
+  if (submission.request.grammar) grammar = matchers->start(submission.request.grammar);
+  open_requests.try_emplace(id, submission.request, std::move(submission.sink), tokenizer, options.eos_token_ids,
+                            std::move(grammar), options.vocab_size);
   scheduler.add(std::move(submission.request));
 }
 
@@ -225,9 +230,9 @@ std::span<const int32_t> Engine::Impl::take_chunk(const PlannedChunk& chunk, std
   for (int32_t draft = 0; draft <= chunk.num_draft && !open_request.finished(); ++draft) {
     const std::span<float> row =
         rows.last((chunk.num_draft + 1 - draft) * options.vocab_size).first(options.vocab_size);
-    int32_t id = sample_row(request, sequence, accepted(), row);
+    int32_t id = sample_row(sequence, open_request, accepted(), row);
     if (id < 0) {
-      open_request.finish(FinishReason::kError, absl::InternalError("the model's logits are not numbers (all NaN)"));
+      open_request.finish(FinishReason::kError, open_request.no_token_error());
       break;
     }
     const bool is_last = draft == chunk.num_draft;
@@ -245,16 +250,18 @@ std::span<const int32_t> Engine::Impl::take_chunk(const PlannedChunk& chunk, std
 
 // The token that follows the output and `accepted`: the same that would be sampled without drafts, so a guess is right
 // with the probability that the model gives it, and the output's distribution is the model's.
-int32_t Engine::Impl::sample_row(const Request& request, const Sequence& sequence, std::span<const int32_t> accepted,
+int32_t Engine::Impl::sample_row(const Sequence& sequence, OpenRequest& open_request, std::span<const int32_t> accepted,
                                  std::span<float> row) {
-  if (accepted.empty()) return sampler.sample(request, sequence.output_ids, row);
+  const Request& request = sequence.request;
+  const std::span<const uint64_t> allowed = open_request.allowed_tokens(request);
+  if (accepted.empty()) return sampler.sample(request, sequence.output_ids, allowed, row);
   output_ids.assign(sequence.output_ids.begin(), sequence.output_ids.end());
   output_ids.insert(output_ids.end(), accepted.begin(), accepted.end());
-  return sampler.sample(request, output_ids, row);
+  return sampler.sample(request, output_ids, allowed, row);
 }
 
 bool Engine::Impl::is_right(const Request& request, int32_t draft, int32_t position, int32_t* id) const {
-  if (options.synthetic_acceptance < 0) return *id == draft;
+  if (options.synthetic_acceptance < 0 || request.grammar) return *id == draft;
   Rng rng(request.sampling.seed ^ (uint64_t{0x9e3779b97f4a7c15} * (position + 1)));
   const bool right = rng.uniform() < options.synthetic_acceptance;
   if (right) *id = draft;

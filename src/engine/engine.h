@@ -20,7 +20,7 @@ namespace moesaic {
 
 struct TokenLogprob {
   int32_t id = 0;
-  float logprob = 0.0f;  // natural logarithm, of the untempered distribution after penalties and bias
+  float logprob = 0.0f;  // natural logarithm, of the untempered distribution after penalties, bias and mask
   std::vector<std::pair<int32_t, float>> top;  // best first
 };
 

@@ -6,6 +6,10 @@
 namespace moesaic {
 namespace {
 
+void set_bit(int32_t id, std::span<uint64_t> mask) {
+  mask[id >> 6] |= uint64_t{1} << (id & 63);
+}
+
 bool contains(std::span<const int32_t> ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
@@ -13,14 +17,36 @@ bool contains(std::span<const int32_t> ids, int32_t id) {
 }  // namespace
 
 OpenRequest::OpenRequest(const Request& request, OutputSink sink, const Tokenizer* tokenizer,
-                         std::span<const int32_t> eos_token_ids)
+                         std::span<const int32_t> eos_token_ids, std::unique_ptr<GrammarMatcher> grammar,
+                         int64_t vocab_size)
     : sink_(std::move(sink)),
       matcher_(request.stop),
+      grammar_(std::move(grammar)),
+      mask_(grammar_ ? (vocab_size + 63) / 64 : 0),
       eos_token_ids_(eos_token_ids),
       include_stop_(request.include_stop_in_output) {
   if (tokenizer != nullptr) detokenizer_.emplace(*tokenizer, request.skip_special_tokens);
   output_.id = request.id;
   output_.num_prompt_tokens = static_cast<int32_t>(request.prompt_ids.size());
+}
+
+std::span<const uint64_t> OpenRequest::allowed_tokens(const Request& request) {
+  if (!grammar_) return {};
+  grammar_->fill_mask(mask_);
+  if (!grammar_->is_complete()) return mask_;
+  for (const int32_t id : request.stop_token_ids) set_bit(id, mask_);
+  if (request.ignore_eos) return mask_;
+  for (const int32_t id : eos_token_ids_) set_bit(id, mask_);
+  return mask_;
+}
+
+absl::Status OpenRequest::no_token_error() const {
+  const bool none_allowed =
+      grammar_ && std::all_of(mask_.begin(), mask_.end(), [](uint64_t word) { return word == 0; });
+  if (!none_allowed) return absl::InternalError("the model's logits are not numbers (all NaN)");
+  return absl::InvalidArgumentError(
+      "no token may follow in the constrained output: its grammar is too ambiguous to be followed, or asks for a byte "
+      "that the vocabulary does not have");
 }
 
 FinishReason OpenRequest::add_token(const Request& request, int32_t id) {
@@ -34,9 +60,14 @@ FinishReason OpenRequest::add_token(const Request& request, int32_t id) {
     finish(FinishReason::kStop);
     return FinishReason::kStop;
   }
+  if (grammar_ && !grammar_->accept(id)) {
+    finish(FinishReason::kError, absl::InternalError(str_cat("the constrained output does not allow token ", id)));
+    return FinishReason::kError;
+  }
   // EOS has no text even where it is ignored; a broken character before it ends there.
   if (detokenizer_) add_text(request, is_eos ? detokenizer_->flush() : detokenizer_->add(id));
-  if (matcher_.matched()) {
+  const bool whole = grammar_ && grammar_->is_complete() && !grammar_->can_continue();
+  if (matcher_.matched() || whole) {
     finish(FinishReason::kStop);
   } else if (output_.num_output_tokens >= request.max_tokens) {
     finish(FinishReason::kLength);

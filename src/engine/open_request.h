@@ -3,20 +3,31 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "engine/engine.h"
 #include "engine/stop_matcher.h"
 #include "text/detokenizer.h"
+#include "text/grammar_matcher.h"
 
 namespace moesaic {
 
 class OpenRequest {
  public:
-  // `tokenizer` may be null; what is given by pointer or span outlives the object.
+  // `tokenizer` may be null; what is given by pointer or span outlives the object. With request.grammar, `grammar` has
+  // started it and masks of `vocab_size` bits are made.
   OpenRequest(const Request& request, OutputSink sink, const Tokenizer* tokenizer,
-              std::span<const int32_t> eos_token_ids);
+              std::span<const int32_t> eos_token_ids, std::unique_ptr<GrammarMatcher> grammar = nullptr,
+              int64_t vocab_size = 0);
+
+  // What the next token may be, as Sampler::sample wants it: what the grammar allows, and end and stop tokens where the
+  // text is complete. Empty without a grammar.
+  std::span<const uint64_t> allowed_tokens(const Request& request);
+  // Why there was no token to sample.
+  absl::Status no_token_error() const;
 
   // The next output token, with `request` as given to the constructor. Not kNone if it is the last one.
   FinishReason add_token(const Request& request, int32_t id);
@@ -44,6 +55,8 @@ class OpenRequest {
   OutputSink sink_;
   std::optional<Detokenizer> detokenizer_;
   StopMatcher matcher_;
+  std::unique_ptr<GrammarMatcher> grammar_;
+  std::vector<uint64_t> mask_;
   std::span<const int32_t> eos_token_ids_;
   bool include_stop_ = false;
   int32_t draft_rows_ = 0;

@@ -96,6 +96,8 @@ absl::Status check_request(const Request& request, const EngineOptions& options,
   MOESAIC_RETURN_IF_ERROR(check_ids(request, options.vocab_size));
   MOESAIC_RETURN_IF_ERROR(check_lengths(request, options));
   MOESAIC_RETURN_IF_ERROR(check_sampling(request));
+  if (request.grammar && !has_tokenizer)
+    return invalid("a constrained output needs a tokenizer, and this engine has none");
   return check_stop(request, has_tokenizer);
 }
 

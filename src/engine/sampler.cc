@@ -30,20 +30,36 @@ void Sampler::adjust(const Request& request, std::span<const int32_t> output_ids
   for (const int32_t id : eos_token_ids_) logits[id] = kBanned;
 }
 
-int32_t Sampler::sample(const Request& request, std::span<const int32_t> output_ids, std::span<float> logits) const {
+void apply_mask(std::span<const uint64_t> allowed, std::span<float> logits) {
+  for (size_t word = 0; word < allowed.size(); ++word) {
+    if (allowed[word] == ~uint64_t{0}) continue;
+    const size_t begin = word * 64;
+    const size_t end = std::min(begin + 64, logits.size());
+    for (size_t i = begin; i < end; ++i) {
+      if ((allowed[word] >> (i - begin) & 1) == 0) logits[i] = kBanned;
+    }
+  }
+}
+
+int32_t Sampler::sample(const Request& request, std::span<const int32_t> output_ids, std::span<const uint64_t> allowed,
+                        std::span<float> logits) const {
   adjust(request, output_ids, logits);
+  apply_mask(allowed, logits);
   const size_t position = output_ids.size();
   if (!script_.empty()) {
     if (position < script_.size()) return script_[position];
     return eos_token_ids_.empty() ? script_.back() : eos_token_ids_[0];
   }
   const SamplingParams& sampling = request.sampling;
-  return sample_token({.logits = logits,
-                       .temperature = sampling.temperature,
-                       .top_k = std::max(sampling.top_k, 0),
-                       .top_p = sampling.top_p,
-                       .min_p = sampling.min_p,
-                       .uniform = Rng(sampling.seed, position).uniform()});
+  const int32_t id = sample_token({.logits = logits,
+                                   .temperature = sampling.temperature,
+                                   .top_k = std::max(sampling.top_k, 0),
+                                   .top_p = sampling.top_p,
+                                   .min_p = sampling.min_p,
+                                   .uniform = Rng(sampling.seed, position).uniform()});
+  // With nothing but banned tokens there is still a largest logit.
+  const bool is_allowed = allowed.empty() || (id >= 0 && (allowed[id >> 6] >> (id & 63) & 1) != 0);
+  return is_allowed ? id : -1;
 }
 
 void fill_logprob(std::span<const float> logits, int32_t id, int32_t num_top, TokenLogprob* logprob) {

@@ -4,11 +4,14 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace moesaic {
+
+class Grammar;
 
 struct SamplingParams {
   float temperature = 1.0f;  // 0 = greedy
@@ -32,6 +35,7 @@ struct Request {
   int32_t max_tokens = 16;  // 0: only the prompt is computed (echo, prompt logprobs)
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;  // besides EOS
+  std::shared_ptr<const Grammar> grammar;  // what the output must be (text/grammar.h); null = anything
   bool ignore_eos = false;
   bool include_stop_in_output = false;
   bool skip_special_tokens = true;

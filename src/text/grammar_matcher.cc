@@ -142,10 +142,9 @@ bool GrammarMatcher::can_continue() const {
 }
 
 GrammarMatchers::GrammarMatchers(const Tokenizer& tokenizer, int64_t vocab_size)
-    : tokenizer_(tokenizer), vocab_size_(vocab_size) {}
+    : trie_(std::make_shared<TokenTrie>(tokenizer, vocab_size)) {}
 
 std::unique_ptr<GrammarMatcher> GrammarMatchers::start(const std::shared_ptr<const Grammar>& grammar) {
-  if (!trie_) trie_ = std::make_shared<TokenTrie>(tokenizer_, vocab_size_);
   const auto found = std::find_if(recent_.begin(), recent_.end(), [&](const auto& masks) {
     const Grammar& known = *masks->states().grammar();
     return &known == grammar.get() || (known.hash() == grammar->hash() && known == *grammar);

@@ -57,7 +57,7 @@ class GrammarMasks {
   std::vector<GrammarStates::State> path_;  // by depth
   std::vector<uint8_t> left_;               // by depth: the frame may have been left
   std::vector<GrammarMatcher*> matchers_;
-  size_t max_bytes_ = 64 << 20;
+  size_t max_bytes_ = 32 << 20;
 };
 
 class GrammarMatcher {
@@ -95,9 +95,7 @@ class GrammarMatchers {
 
  private:
   static constexpr size_t kMaxKept = 16;
-  const Tokenizer& tokenizer_;
-  int64_t vocab_size_;
-  std::shared_ptr<const TokenTrie> trie_;  // made at the first use
+  std::shared_ptr<const TokenTrie> trie_;
   std::list<std::shared_ptr<GrammarMasks>> recent_;
 };
 

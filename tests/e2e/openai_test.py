@@ -1,6 +1,7 @@
 """The `openai` package as the client of a real server. Usage: openai_test.py [MOESAIC_BINARY [MODEL_DIR]] [-k NAME].
 Starts `moesaic serve` itself on a free port. Prints 'N passed, M failed'; exit code 77 without the package."""
 import json
+import re
 import sys
 import threading
 import time
@@ -144,6 +145,47 @@ def test_tool_choice(api):
     expect_error(openai.BadRequestError, lambda: api.chat(tools=TOOLS, tool_choice=wrong), "other", param="tool_choice")
 
 
+PERSON = {"type": "object", "additionalProperties": False, "required": ["name", "age", "likes"], "properties": {
+    "name": {"type": "string", "minLength": 1, "maxLength": 12},
+    "age": {"type": "integer", "minimum": 0, "maximum": 130},
+    "likes": {"type": "array", "items": {"enum": ["cats", "dogs", "birds"]}, "minItems": 1, "maxItems": 3}}}
+
+
+def check_person(text):
+    person = json.loads(text)
+    expect(list(person) == ["name", "age", "likes"], person)
+    expect(isinstance(person["name"], str) and 1 <= len(person["name"]) <= 12, person)
+    expect(type(person["age"]) is int and 0 <= person["age"] <= 130, person)
+    expect(1 <= len(person["likes"]) <= 3 and set(person["likes"]) <= {"cats", "dogs", "birds"}, person)
+
+
+def test_json_schema(api):
+    form = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+    for temperature in (0, 1):
+        choice = api.chat("Who is Tom?", response_format=form, max_tokens=100, temperature=temperature, seed=3).choices[0]
+        expect(choice.finish_reason == "stop", choice)
+        check_person(choice.message.content)
+    chunks = list(api.chat("Who is Tom?", response_format=form, max_tokens=100, temperature=1, seed=3, stream=True))
+    expect(joined(chunks)[0] == choice.message.content and joined(chunks)[2] == "stop", chunks)
+    expect(api.chat("Who is Tom?", response_format=form, max_tokens=2).choices[0].finish_reason == "length")
+    thinking = {"extra_body": {"chat_template_kwargs": {"thinking": True}}, "max_tokens": 400}
+    message = api.chat("What is 12 + 30?", response_format=form, **thinking).choices[0].message
+    expect(message.reasoning_content, message)
+    check_person(message.content)
+    bad = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"properties": {"a": {"not": {}}}}}}
+    expect_error(openai.BadRequestError, lambda: api.chat(response_format=bad), "#/properties/a", "not",
+                 param="response_format")
+
+
+def test_constrained_text(api):
+    for body, matches in (({"regex": "[A-Z][a-z]{2,8} is \\d{1,3}"}, r"[A-Z][a-z]{2,8} is \d{1,3}"),
+                          ({"structured_outputs": {"choice": ["cat", "dog"]}}, "cat|dog"),
+                          ({"ebnf": 'root ::= "(" [0-9]{1,4} ")"'}, r"\([0-9]{1,4}\)")):
+        for temperature in (0, 1):
+            choice = api.complete(max_tokens=40, temperature=temperature, seed=1, extra_body=body).choices[0]
+            expect(re.fullmatch(matches, choice.text) and choice.finish_reason == "stop", (body, choice))
+
+
 def test_content_parts(api):
     parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "2 + 3?"}]
     expect(api.chat(parts).choices[0].message.content == api.chat().choices[0].message.content)
@@ -244,7 +286,7 @@ def test_errors(api):
     expect_error(openai.NotFoundError, lambda: api.client.completions.create(model="other", prompt="x"), "other")
     expect_error(bad, lambda: api.chat(temperature=3), "temperature", param="temperature")
     expect_error(bad, lambda: api.chat(n=100000), "128", param="n")
-    expect_error(bad, lambda: api.chat(response_format={"type": "json_object"}), "json_object", param="response_format")
+    expect_error(bad, lambda: api.chat(response_format={"type": "xml"}), "xml", param="response_format")
     expect_error(bad, lambda: api.client.chat.completions.create(model=api.server.name, messages=[]), "empty")
     expect_error(bad, lambda: api.complete([-1]), "-1", param="prompt")
     expect_error(bad, lambda: api.complete(logit_bias={"99999999": 5}), "99999999", param="logit_bias")

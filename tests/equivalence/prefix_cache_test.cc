@@ -46,11 +46,11 @@ class Served {
   Served(RankGroup& group, int dp_size, bool prefix_cache, int tokens_per_step) {
     const RunRanks run_ranks = [&group](const RankBody& body) {
       return group.run([&](int rank) {
-        const RankForward forward = [&group, rank](const RankContext& context, const ForwardBatch& batch,
-                                                   ForwardResult* result) {
-          return group.model(rank).forward(context, batch, result);
-        };
-        return body(group.context(rank), forward);
+        DeepseekModel* model = &group.model(rank);
+        return body(group.context(rank),
+                    {.forward = [model](const RankContext& context, const ForwardBatch& batch, ForwardResult* result) {
+                      return model->forward(context, batch, result);
+                    }});
       });
     };
     EngineOptions options;
@@ -62,7 +62,10 @@ class Served {
     options.max_running_requests = kMaxRunning;
     options.max_tokens_per_step = tokens_per_step;
     options.prefix_cache = prefix_cache;
-    auto executor = std::make_unique<ModelExecutor>(*ParallelLayout::make(dp_size, 0, 1), kVocab, run_ranks);
+    auto executor = std::make_unique<ModelExecutor>(ModelExecutorOptions{.layout = *ParallelLayout::make(dp_size, 0, 1),
+                                                                         .vocab_size = kVocab,
+                                                                         .max_low_latency_tokens = kMaxRunning},
+                                                    run_ranks);
     engine_ = std::make_unique<Engine>(std::move(options), std::move(executor), nullptr, real_clock());
   }
 

@@ -122,21 +122,10 @@ void read_stream(Fields& fields, CompletionRequest* out) {
 
 // Fields that would change what the caller gets. Ignoring them would be a wrong answer.
 void refuse_unsupported(Fields& fields) {
-  if (const Json* format = fields.find("response_format")) {
-    const auto type = format->is_object() ? format->find("type") : format->end();
-    if (!format->is_object() || type == format->end() || !type->is_string()) {
-      return fields.fail(invalid_param("response_format", "must be an object with a type"));
-    }
-    if (*type != "text") {
-      return fields.fail(invalid_param("response_format", str_cat("of type ", json_string(type->get<std::string>()),
-                                                                  " is not supported, only \"text\" is")));
-    }
-  }
   int64_t best_of = 1;
   fields.integer("best_of", 1, kMaxInt32, &best_of);
   if (best_of > 1) fields.fail(invalid_param("best_of", "above 1 is not supported; use n"));
-  for (const char* name : {"regex", "ebnf", "json_schema", "structural_tag", "structured_outputs", "guided_json",
-                           "guided_regex", "guided_grammar", "guided_choice", "functions"}) {
+  for (const char* name : {"structural_tag", "guided_whitespace_pattern", "functions"}) {
     if (fields.has(name)) fields.fail(invalid_param(name, "is not supported"));
   }
 }
@@ -147,6 +136,7 @@ void read_common(Fields& fields, const RequestLimits& limits, CompletionRequest*
   read_logit_bias(fields, limits.vocab_size, &out->sampling);
   read_stop(fields, limits.vocab_size, out);
   read_stream(fields, out);
+  read_output_format(fields, &out->output);
   refuse_unsupported(fields);
   fields.integer("n", 1, kMaxChoices, &out->n);
   for (const char* name : {"max_tokens", "max_completion_tokens"}) {  // the second is the newer name and wins

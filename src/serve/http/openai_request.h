@@ -1,6 +1,6 @@
 // The body of /v1/chat/completions and /v1/completions as a checked value. Everything that can be refused without the
 // tokenizer is refused here, naming the field. Unknown fields are ignored; fields that would change the output in a way
-// this server cannot honour (response_format, best_of, suffix ...) are refused. Pure functions.
+// this server cannot honour (best_of, suffix ...) are refused. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 
 #include "sched/request.h"
 #include "serve/http/json.h"
+#include "serve/http/output_format.h"
 #include "serve/http/served_model.h"
 
 namespace moesaic {
@@ -52,6 +53,7 @@ struct CompletionRequest {
   bool add_special_tokens = true;    // text prompts get BOS if the tokenizer says so
   bool echo = false;
 
+  RequestedFormat output;
   SamplingParams sampling;
   bool has_seed = false;
   int64_t n = 1;

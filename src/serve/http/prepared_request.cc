@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kDefaultCompletionTokens = 16;  // OpenAI's default for text completions
 constexpr std::string_view kCallsBegin = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>";
+constexpr std::string_view kThinkClose = "</think>";
 constexpr std::string_view kSep = "<｜tool▁sep｜>";
 
 absl::Status too_long(std::string_view field, int64_t limit, int64_t prompt, int64_t max_tokens) {
@@ -53,6 +54,12 @@ absl::StatusOr<std::string> forced_tool_prefix(const ChatInput& chat, ToolFormat
   prefix += chat.tool_name;
   prefix += format == ToolFormat::kDeepseekV3 ? "\n```json\n" : kSep;
   return prefix;
+}
+
+absl::StatusOr<std::shared_ptr<const Grammar>> grammar_of(const RequestedFormat& asked, bool in_reasoning) {
+  auto grammar = output_grammar(asked.format, in_reasoning ? kThinkClose : "");
+  if (!grammar.ok()) return invalid_param(asked.param, str_cat("cannot be used: ", grammar.status().message()));
+  return grammar;
 }
 
 }  // namespace
@@ -99,6 +106,10 @@ absl::StatusOr<PreparedRequest> prepare_chat(std::string_view body, const Served
   out.starts_in_reasoning = ChatTemplate::opens_reasoning(rendered);
   if (!chat.tools.is_null()) out.tool_format = model.tool_format;
   MOESAIC_ASSIGN_OR_RETURN(out.forced_prefix, forced_tool_prefix(chat, model.tool_format, out.starts_in_reasoning));
+  if (!out.forced_prefix.empty() && !out.request.output.param.empty()) {
+    return invalid_param(out.request.output.param, "is not possible where tool_choice demands a call");
+  }
+  MOESAIC_ASSIGN_OR_RETURN(out.grammar, grammar_of(out.request.output, out.starts_in_reasoning));
   rendered += out.forced_prefix;
   // The template wrote BOS where it belongs; nothing is added.
   out.prompts.push_back(encode_text(rendered, /*add_special_tokens=*/false, *model.tokenizer));
@@ -111,6 +122,7 @@ absl::StatusOr<PreparedRequest> prepare_chat(std::string_view body, const Served
 absl::StatusOr<PreparedRequest> prepare_completion(std::string_view body, const ServedModel& model) {
   PreparedRequest out;
   MOESAIC_ASSIGN_OR_RETURN(out.request, parse_completion_request(body, limits_of(model)));
+  MOESAIC_ASSIGN_OR_RETURN(out.grammar, grammar_of(out.request.output, /*in_reasoning=*/false));
   for (PromptInput& input : out.request.prompts) {
     PreparedPrompt prompt;
     if (const auto* text = std::get_if<std::string>(&input)) {
@@ -130,6 +142,7 @@ Request engine_request(const PreparedRequest& prepared, size_t prompt, int64_t c
   Request out;
   out.prompt_ids = prepared.prompts[prompt].ids;
   out.sampling = from.sampling;
+  out.grammar = prepared.grammar;
   // Choices differ, and the first of n is what n = 1 gives.
   out.sampling.seed = from.has_seed ? from.sampling.seed + static_cast<uint64_t>(choice) : entropy_seed();
   out.max_tokens = prepared.prompts[prompt].max_tokens;

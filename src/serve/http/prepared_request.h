@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct PreparedRequest {
   std::vector<PreparedPrompt> prompts;
   bool starts_in_reasoning = false;  // the prompt ended inside <think>
   ToolFormat tool_format = ToolFormat::kNone;
+  std::shared_ptr<const Grammar> grammar;  // what the output must be, behind the reasoning; null = anything
   std::string forced_prefix;  // the start of a tool call that tool_choice demanded: at the prompt's end, and parsed
 };
 
