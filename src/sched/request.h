@@ -34,7 +34,7 @@ struct Request {
   SamplingParams sampling;
   int32_t max_tokens = 16;  // 0: only the prompt is computed (echo, prompt logprobs)
   std::vector<std::string> stop;
-  std::vector<int32_t> stop_token_ids;  // besides EOS
+  std::vector<int32_t> stop_token_ids;     // besides EOS
   std::shared_ptr<const Grammar> grammar;  // what the output must be (text/grammar.h); null = anything
   bool ignore_eos = false;
   bool include_stop_in_output = false;

@@ -47,6 +47,7 @@ std::vector<Case> cases() {
        ebnf_grammar("root ::= term ([-+] term)* # sums\nterm ::= fac ([*/] fac)*\n"
                     "fac ::= [0-9]+ | \"(\" root \")\""),
        "(1+(20*3))/4-5"},
+      {"words", regex_grammar("(\\w+ ?){1,200}\\."), "Once upon a time there was an ambiguous one."},
       {"tag", output_grammar({.kind = OutputFormat::Kind::kChoice, .choices = {"yes", "no", "nobody"}}, "</think>"),
        "He said </thin and </</think>nobody"},
   };
