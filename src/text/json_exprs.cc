@@ -251,13 +251,27 @@ JsonExprs::Expr JsonExprs::whole(uint64_t low, uint64_t high) {
 }
 
 JsonExprs::Expr JsonExprs::integer(const Range& range) {
+  const auto [found, is_new] = integers_.try_emplace(range, -1);
+  if (is_new) {
+    found->second = builder_.new_rule("integer", /*frame=*/true);
+    builder_.define(found->second, integer_in(range));
+  }
+  return builder_.call(found->second);
+}
+
+JsonExprs::Expr JsonExprs::number(const Range& range) {
+  const auto [found, is_new] = numbers_.try_emplace(range, -1);
+  if (is_new) {
+    found->second = builder_.new_rule("number", /*frame=*/true);
+    builder_.define(found->second, number_in(range));
+  }
+  return builder_.call(found->second);
+}
+
+JsonExprs::Expr JsonExprs::integer_in(const Range& range) {
   if (!range.low && !range.high) {
-    if (!plain_integer_) {
-      plain_integer_ = builder_.new_rule("integer", /*frame=*/true);
-      const Expr nonzero = builder_.seq({builder_.bytes(byte_range('1', '9')), digits(0, 18)});
-      builder_.define(*plain_integer_, builder_.alt({lit("0"), builder_.seq({builder_.optional(lit("-")), nonzero})}));
-    }
-    return builder_.call(*plain_integer_);
+    const Expr nonzero = builder_.seq({builder_.bytes(byte_range('1', '9')), digits(0, 18)});
+    return builder_.alt({lit("0"), builder_.seq({builder_.optional(lit("-")), nonzero})});
   }
   int64_t low = range.low.value_or(0);
   int64_t high = range.high.value_or(0);
@@ -293,19 +307,14 @@ JsonExprs::Expr JsonExprs::magnitude(uint64_t low, bool low_exclusive, uint64_t 
   return builder_.alt(std::move(choices));
 }
 
-JsonExprs::Expr JsonExprs::number(const Range& range) {
+JsonExprs::Expr JsonExprs::number_in(const Range& range) {
   if (!range.low && !range.high) {
-    if (!plain_number_) {
-      plain_number_ = builder_.new_rule("number", /*frame=*/true);
-      const Expr sign = builder_.optional(lit("-"));
-      const Expr first = builder_.bytes(byte_range('1', '9'));
-      const Expr integer = builder_.alt({lit("0"), builder_.seq({first, digits(0, 18)})});
-      const Expr exponent = builder_.seq(
-          {builder_.bytes(byte_set("eE")), builder_.optional(builder_.bytes(byte_set("+-"))), digits(1, 2)});
-      builder_.define(*plain_number_,
-                      builder_.seq({sign, integer, fraction(kMaxFractionDigits), builder_.optional(exponent)}));
-    }
-    return builder_.call(*plain_number_);
+    const Expr sign = builder_.optional(lit("-"));
+    const Expr first = builder_.bytes(byte_range('1', '9'));
+    const Expr integer = builder_.alt({lit("0"), builder_.seq({first, digits(0, 18)})});
+    const Expr exponent =
+        builder_.seq({builder_.bytes(byte_set("eE")), builder_.optional(builder_.bytes(byte_set("+-"))), digits(1, 2)});
+    return builder_.seq({sign, integer, fraction(kMaxFractionDigits), builder_.optional(exponent)});
   }
   std::vector<Expr> choices;
   if (!range.high || *range.high >= 0) {

@@ -5,6 +5,7 @@
 // construction.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -26,6 +27,7 @@ class JsonExprs {
     std::optional<int64_t> high;
     bool low_exclusive = false;
     bool high_exclusive = false;
+    auto operator<=>(const Range&) const = default;
   };
 
   explicit JsonExprs(GrammarBuilder* builder) : builder_(*builder) {}
@@ -56,6 +58,8 @@ class JsonExprs {
   // Whole numbers without sign, low .. high.
   Expr whole(uint64_t low, uint64_t high);
   Expr same_length(std::string_view low, std::string_view high);
+  Expr integer_in(const Range& range);
+  Expr number_in(const Range& range);
   Expr magnitude(uint64_t low, bool low_exclusive, uint64_t high, bool high_exclusive);
   Expr with_prefix(const std::vector<std::string>& sorted, size_t begin, size_t end, size_t depth);
   Expr other_than(const std::vector<std::u32string>& sorted, size_t begin, size_t end, size_t depth);
@@ -66,8 +70,8 @@ class JsonExprs {
   std::optional<Rule> object_;
   std::optional<Rule> array_;
   std::optional<Rule> character_;
-  std::optional<Rule> plain_number_;
-  std::optional<Rule> plain_integer_;
+  std::map<Range, Rule> integers_;
+  std::map<Range, Rule> numbers_;
   std::map<std::pair<int, int>, Rule> strings_;
   std::map<CodePointRanges, Expr> characters_;
 };
