@@ -41,15 +41,49 @@ void append_label(std::string& out, bool& first, std::string_view name, std::str
   out += '"';
 }
 
-void append_labels(std::string& out, const MetricLabels& common, const MetricLabels& own, std::string_view le) {
+bool is_name(std::string_view text, std::string_view more) {
+  const auto fits = [&](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           more.find(c) != std::string_view::npos;
+  };
+  return !text.empty() && (text[0] < '0' || text[0] > '9') && std::all_of(text.begin(), text.end(), fits);
+}
+
+using CommonLabels = std::vector<MetricsRegistry::CommonLabels>;
+
+void append_labels(std::string& out, std::string_view family, const CommonLabels& common, const MetricLabels& own,
+                   std::string_view le) {
   bool first = true;
-  for (const auto& [name, value] : common) append_label(out, first, name, value);
+  for (const auto& [name_begin, labels] : common) {
+    if (!family.starts_with(name_begin)) continue;
+    for (const auto& [name, value] : labels) append_label(out, first, name, value);
+  }
   for (const auto& [name, value] : own) append_label(out, first, name, value);
   if (!le.empty()) append_label(out, first, "le", le);
   if (!first) out += '}';
 }
 
 }  // namespace
+
+void RateWindow::add(int64_t now_ns, int64_t amount) {
+  const int64_t second = now_ns / 1'000'000'000;
+  Slot& slot = slots_[second % (kSeconds + 2)];
+  if (slot.second.load(std::memory_order_relaxed) != second) {
+    slot.amount.store(0, std::memory_order_relaxed);
+    slot.second.store(second, std::memory_order_release);
+  }
+  slot.amount.fetch_add(amount, std::memory_order_relaxed);
+}
+
+int64_t RateWindow::sum(int64_t now_ns) const {
+  const int64_t now = now_ns / 1'000'000'000;
+  int64_t total = 0;
+  for (const Slot& slot : slots_) {
+    const int64_t second = slot.second.load(std::memory_order_acquire);
+    if (second >= 0 && second < now && second >= now - kSeconds) total += slot.amount.load(std::memory_order_relaxed);
+  }
+  return total;
+}
 
 void Counter::advance_to(int64_t total) {
   int64_t seen = value_.load(std::memory_order_relaxed);
@@ -72,10 +106,19 @@ void Histogram::observe(double value, int64_t times) {
 
 MetricsRegistry::Cell& MetricsRegistry::add_cell(Kind kind, const std::vector<std::string>& names,
                                                  std::string_view help, MetricLabels labels) {
-  MOESAIC_CHECK(!names.empty());
+  MOESAIC_CHECK(!names.empty() && !help.empty());
+  for (const std::string& name : names) {
+    MOESAIC_CHECK(is_name(name, ":"));
+    MOESAIC_CHECK_EQ(name.ends_with("_total"), kind == Kind::kCounter);
+  }
+  for (const auto& [name, value] : labels) MOESAIC_CHECK(is_name(name, "") && name != "le");
   for (const auto& family : families_) {
-    if (family->names != names) continue;
+    if (family->names != names) {
+      for (const std::string& name : names) MOESAIC_CHECK(std::ranges::count(family->names, name) == 0);
+      continue;
+    }
     MOESAIC_CHECK(family->kind == kind);
+    for (const Cell& cell : family->cells) MOESAIC_CHECK(cell.labels != labels);
     family->cells.push_back(Cell{.labels = std::move(labels)});
     return family->cells.back();
   }
@@ -107,7 +150,7 @@ void MetricsRegistry::append_cell(std::string& out, const std::string& name, con
   const auto sample = [&](std::string_view suffix, std::string_view le, double value) {
     out += name;
     out += suffix;
-    append_labels(out, common_labels_, cell.labels, le);
+    append_labels(out, name, common_labels_, cell.labels, le);
     out += ' ';
     append_number(out, value);
     out += '\n';

@@ -4,6 +4,9 @@
 //
 //   Counter& tokens = registry.counter({"sglang:prompt_tokens_total", "vllm:prompt_tokens_total"}, "Prompt tokens.");
 //   tokens.add(17);
+//
+// Names and labels follow Prometheus' rules, counters end in _total, no other family does, and no two cells of a family
+// have the same labels (CHECK).
 #pragma once
 
 #include <atomic>
@@ -52,16 +55,37 @@ class Histogram {
   std::atomic<double> sum_{0.0};
 };
 
+// Things a second, over the last kSeconds whole seconds: for gauges of throughput. One thread adds, any thread reads.
+class RateWindow {
+ public:
+  static constexpr int64_t kSeconds = 10;
+  void add(int64_t now_ns, int64_t amount);
+  int64_t sum(int64_t now_ns) const;
+  double per_second(int64_t now_ns) const { return static_cast<double>(sum(now_ns)) / kSeconds; }
+
+ private:
+  struct Slot {
+    std::atomic<int64_t> second{-1};
+    std::atomic<int64_t> amount{0};
+  };
+  Slot slots_[kSeconds + 2];  // the second that fills, and one to spare for readers
+};
+
 class MetricsRegistry {
  public:
-  explicit MetricsRegistry(MetricLabels common_labels = {}) : common_labels_(std::move(common_labels)) {}
+  // The labels that every sample of a family gets whose name begins with `name_begin` (empty: all families).
+  struct CommonLabels {
+    std::string name_begin;
+    MetricLabels labels;
+  };
+  explicit MetricsRegistry(std::vector<CommonLabels> common_labels = {}) : common_labels_(std::move(common_labels)) {}
 
   // References stay valid as long as the registry. The same names with other labels add a cell to the family.
   Counter& counter(const std::vector<std::string>& names, std::string_view help, MetricLabels labels = {});
   Gauge& gauge(const std::vector<std::string>& names, std::string_view help, MetricLabels labels = {});
   Histogram& histogram(const std::vector<std::string>& names, std::string_view help, std::vector<double> upper_bounds,
                        MetricLabels labels = {});
-  // Prometheus text exposition format 0.0.4.
+  // Prometheus text exposition format 0.0.4: each family once, HELP and TYPE before its samples.
   std::string text() const;
 
  private:
@@ -81,7 +105,7 @@ class MetricsRegistry {
   Cell& add_cell(Kind kind, const std::vector<std::string>& names, std::string_view help, MetricLabels labels);
   void append_cell(std::string& out, const std::string& name, const Cell& cell) const;
 
-  MetricLabels common_labels_;
+  std::vector<CommonLabels> common_labels_;
   std::vector<std::unique_ptr<Family>> families_;
 };
 
