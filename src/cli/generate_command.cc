@@ -106,9 +106,9 @@ void print_speed(int32_t num_prompt, int32_t num_output, int64_t begin_ns, int64
   if (num_output > 1 && decode_s > 0) {
     line += fmt::format("; decode {} tokens, {:.1f} tokens/s", num_output, (num_output - 1) / decode_s);
   }
-  if (stats.draft_tokens_total > 0) {
-    line += fmt::format("; {} of {} guessed tokens were right", stats.accepted_draft_tokens_total,
-                        stats.draft_tokens_total);
+  if (stats.speculation && stats.speculation->draft_tokens_total > 0) {
+    line += fmt::format("; {} of {} guessed tokens were right", stats.speculation->accepted_tokens_total,
+                        stats.speculation->draft_tokens_total);
   }
   std::fputs((line + "\n").c_str(), stderr);
 }

@@ -45,6 +45,7 @@ struct SharedStats {
   std::atomic<int64_t> requests_finished{0};
   std::atomic<int64_t> preemptions{0};
   std::atomic<int64_t> steps{0};
+  std::atomic<int64_t> drafts{0};
   std::atomic<int64_t> draft_tokens{0};
   std::atomic<int64_t> accepted_draft_tokens{0};
 };
@@ -107,6 +108,7 @@ struct Engine::Impl {
   std::optional<Speculator> speculator;
   Inbox::Batch batch;
   StepLogits logits;
+  int64_t step_begin_ns = 0;
   int64_t num_output_tokens = 0;
   int64_t num_prompt_tokens = 0;
   int64_t num_finished = 0;
@@ -152,7 +154,7 @@ void Engine::Impl::start(Inbox::Submission submission) {
   std::unique_ptr<GrammarMatcher> grammar;
   if (submission.request.grammar) grammar = matchers->start(submission.request.grammar);
   open_requests.try_emplace(id, submission.request, std::move(submission.sink), tokenizer, options.eos_token_ids,
-                            std::move(grammar), options.vocab_size);
+                            submission.queued_ns, std::move(grammar), options.vocab_size);
   scheduler.add(std::move(submission.request));
 }
 
@@ -170,7 +172,8 @@ void Engine::Impl::end_all(FinishReason reason, const absl::Status& error) {
 }
 
 absl::Status Engine::Impl::step() {
-  const StepPlan& plan = scheduler.plan(clock.now_ns());
+  step_begin_ns = clock.now_ns();
+  const StepPlan& plan = scheduler.plan(step_begin_ns);
   for (const FailedRequest& failed : scheduler.failures()) end(failed.request_id, FinishReason::kError, failed.error);
   if (!plan.empty()) {
     const absl::Status status = executor->execute(plan, &logits);
@@ -221,9 +224,11 @@ std::span<const int32_t> Engine::Impl::take_chunk(const PlannedChunk& chunk, std
   const Request& request = sequence.request;
   OpenRequest& open_request = open_requests.at(chunk.request_id);
   open_request.set_num_cached_tokens(sequence.num_cached_tokens);
+  open_request.admit(step_begin_ns);
   if (chunk.all_logits) collect_prompt_logprobs(chunk, rows, request, &open_request);
   if (chunk.kv_end() - chunk.num_draft < chunk.num_total) return {};
   to_deliver.push_back(&open_request);
+  open_request.complete_prompt();
   const size_t first = sampled_ids.size();
   const auto accepted = [&] { return std::span<const int32_t>(sampled_ids).subspan(first); };
   if (!chunk.samples) open_request.finish(FinishReason::kLength);
@@ -289,10 +294,12 @@ void Engine::Impl::deliver() {
     num_prompt_tokens += open_request->num_prompt_tokens();
   }
   publish();
+  if (to_deliver.empty()) return;
+  const int64_t now_ns = clock.now_ns();
   for (OpenRequest* open_request : to_deliver) {
     const RequestId id = open_request->id();
     const bool finished = open_request->finished();
-    open_request->deliver();
+    open_request->deliver(now_ns);
     if (!finished) continue;
     open_requests.erase(id);
     inbox.ended(id);
@@ -327,8 +334,10 @@ void Engine::Impl::publish() {
   shared.preemptions.store(scheduler.num_preemptions());
   shared.steps.store(scheduler.num_steps());
   if (speculator) {
-    shared.draft_tokens.store(speculator->num_draft_tokens());
-    shared.accepted_draft_tokens.store(speculator->num_accepted_tokens());
+    const SpeculationStats& speculated = speculator->stats();
+    shared.drafts.store(speculated.drafts_total);
+    shared.draft_tokens.store(speculated.draft_tokens_total);
+    shared.accepted_draft_tokens.store(speculated.accepted_tokens_total);
   }
   inbox.set_num_running(num_running);
 }
@@ -345,12 +354,13 @@ Engine::~Engine() {
 
 absl::Status Engine::submit(Request request, OutputSink sink) {
   MOESAIC_RETURN_IF_ERROR(check_request(request, impl_->options, impl_->tokenizer != nullptr));
-  if (request.arrival_ns == 0) request.arrival_ns = impl_->clock.now_ns();
+  const int64_t now_ns = impl_->clock.now_ns();
+  if (request.arrival_ns == 0) request.arrival_ns = now_ns;
   if (impl_->options.queue_timeout_ms > 0) {
     request.queue_deadline_ns =
         std::min(request.queue_deadline_ns, request.arrival_ns + impl_->options.queue_timeout_ms * 1'000'000);
   }
-  return impl_->inbox.submit(std::move(request), std::move(sink));
+  return impl_->inbox.submit(std::move(request), std::move(sink), now_ns);
 }
 
 void Engine::abort(RequestId id) {
@@ -379,8 +389,11 @@ EngineStats Engine::stats() const {
   stats.requests_finished_total = shared.requests_finished.load();
   stats.preemptions_total = shared.preemptions.load();
   stats.steps_total = shared.steps.load();
-  stats.draft_tokens_total = shared.draft_tokens.load();
-  stats.accepted_draft_tokens_total = shared.accepted_draft_tokens.load();
+  if (impl_->options.max_draft_depth > 0) {
+    stats.speculation = {.drafts_total = shared.drafts.load(),
+                         .draft_tokens_total = shared.draft_tokens.load(),
+                         .accepted_tokens_total = shared.accepted_draft_tokens.load()};
+  }
   return stats;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,15 @@ struct TokenLogprob {
   std::vector<std::pair<int32_t, float>> top;  // best first
 };
 
+// When things happened to a request, Clock::now_ns; 0: not yet. A preempted request keeps its first times.
+struct RequestTimes {
+  int64_t arrival_ns = 0;      // Request::arrival_ns; if that is 0, when submit() took it
+  int64_t queued_ns = 0;       // submit() took it
+  int64_t admitted_ns = 0;     // the step that has its first chunk was planned
+  int64_t prompt_done_ns = 0;  // the prompt was computed and, unless max_tokens is 0, the first token sampled
+  int64_t output_ns = 0;       // what this output holds was sampled; in the last one: the request ended
+};
+
 // What happened to a request since its last output. `text` is valid UTF-8; stop strings never appear in it (unless
 // asked for).
 struct RequestOutput {
@@ -39,6 +49,7 @@ struct RequestOutput {
   int32_t num_prompt_tokens = 0;
   int32_t num_output_tokens = 0;  // so far
   int32_t num_cached_tokens = 0;  // prompt tokens that the prefix cache had when the request started
+  RequestTimes times;
 };
 
 // Called on the engine thread; must not block, nor call drain(). The last call has a finish_reason; none follows it,
@@ -75,6 +86,12 @@ struct EngineOptions {
   TestHooks hooks;
 };
 
+struct SpeculationStats {
+  int64_t drafts_total = 0;  // sequences x steps that had draft tokens to verify
+  int64_t draft_tokens_total = 0;
+  int64_t accepted_tokens_total = 0;  // draft tokens that were kept
+};
+
 struct EngineStats {
   int num_running = 0;
   int num_queued = 0;
@@ -87,8 +104,7 @@ struct EngineStats {
   int64_t requests_finished_total = 0;
   int64_t preemptions_total = 0;
   int64_t steps_total = 0;
-  int64_t draft_tokens_total = 0;           // guesses that were verified ...
-  int64_t accepted_draft_tokens_total = 0;  // ... and that were right
+  std::optional<SpeculationStats> speculation;  // where the engine speculates
 };
 
 class Engine {

@@ -335,5 +335,49 @@ TEST(EngineTest, ManyCallers) {
   EXPECT_TRUE(engine->check_at_rest().ok()) << engine->check_at_rest();
 }
 
+// Also of requests that are preempted: the first admission and the first token stay.
+TEST(Engine, TimesOfARequestAreInOrderAndStay) {
+  EngineOptions options = small_options();
+  std::mutex mutex;
+  std::map<RequestId, std::vector<RequestOutput>> outputs;
+  Collector collector;
+  Engine engine(options, std::make_unique<FakeExecutor>(options), nullptr, real_clock());
+  const int64_t before_ns = real_clock().now_ns();
+  for (RequestId id = 1; id <= 8; ++id) {
+    Request request = make_request(id, make_prompt(id, 20), id == 8 ? 0 : 20);
+    request.ignore_eos = true;
+    request.arrival_ns = id == 1 ? before_ns : 0;
+    ASSERT_TRUE(engine
+                    .submit(std::move(request),
+                            [&, next = collector.sink()](RequestOutput output) {
+                              {
+                                const std::lock_guard lock(mutex);
+                                outputs[output.id].push_back(output);
+                              }
+                              next(std::move(output));
+                            })
+                    .ok());
+  }
+  collector.wait(8);
+  EXPECT_GT(engine.stats().preemptions_total, 0);
+  const std::lock_guard lock(mutex);
+  for (const auto& [id, list] : outputs) {
+    const RequestTimes& first = list.front().times;
+    EXPECT_EQ(id == 1, first.arrival_ns == before_ns);
+    EXPECT_LE(before_ns, first.arrival_ns);
+    EXPECT_LE(first.arrival_ns, first.queued_ns);
+    EXPECT_LE(first.queued_ns, first.admitted_ns);
+    EXPECT_LE(first.admitted_ns, first.prompt_done_ns);
+    EXPECT_EQ(first.prompt_done_ns, first.output_ns);
+    int64_t last_ns = 0;
+    for (const RequestOutput& output : list) {
+      EXPECT_EQ(output.times.admitted_ns, first.admitted_ns);
+      EXPECT_EQ(output.times.prompt_done_ns, first.prompt_done_ns);
+      EXPECT_LT(last_ns, output.times.output_ns);
+      last_ns = output.times.output_ns;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace moesaic

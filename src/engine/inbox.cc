@@ -4,7 +4,7 @@
 
 namespace moesaic {
 
-absl::Status Inbox::submit(Request request, OutputSink sink) {
+absl::Status Inbox::submit(Request request, OutputSink sink, int64_t now_ns) {
   {
     std::lock_guard lock(mutex_);
     if (!closed_.ok()) return closed_;
@@ -16,7 +16,7 @@ absl::Status Inbox::submit(Request request, OutputSink sink) {
     if (!open_.emplace(request.id, false).second) {
       return absl::AlreadyExistsError(str_cat("request id ", request.id, " is already open"));
     }
-    submissions_.push_back({std::move(request), std::move(sink)});
+    submissions_.push_back({std::move(request), std::move(sink), now_ns});
   }
   arrived_.notify_one();
   return absl::OkStatus();

@@ -20,6 +20,7 @@ class Inbox {
   struct Submission {
     Request request;
     OutputSink sink;
+    int64_t queued_ns = 0;
   };
   // What has come since the last take(), in an order that lets every abort find its request.
   struct Batch {
@@ -31,7 +32,7 @@ class Inbox {
   explicit Inbox(int max_queued) : max_queued_(max_queued) {}
 
   // Callers.
-  absl::Status submit(Request request, OutputSink sink);
+  absl::Status submit(Request request, OutputSink sink, int64_t now_ns);
   void abort(RequestId id);
   void abort_all();
   // Later submissions get `reason`; the first reason stays.

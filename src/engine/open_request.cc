@@ -17,8 +17,8 @@ bool contains(std::span<const int32_t> ids, int32_t id) {
 }  // namespace
 
 OpenRequest::OpenRequest(const Request& request, OutputSink sink, const Tokenizer* tokenizer,
-                         std::span<const int32_t> eos_token_ids, std::unique_ptr<GrammarMatcher> grammar,
-                         int64_t vocab_size)
+                         std::span<const int32_t> eos_token_ids, int64_t queued_ns,
+                         std::unique_ptr<GrammarMatcher> grammar, int64_t vocab_size)
     : sink_(std::move(sink)),
       matcher_(request.stop),
       grammar_(std::move(grammar)),
@@ -28,6 +28,7 @@ OpenRequest::OpenRequest(const Request& request, OutputSink sink, const Tokenize
   if (tokenizer != nullptr) detokenizer_.emplace(*tokenizer, request.skip_special_tokens);
   output_.id = request.id;
   output_.num_prompt_tokens = static_cast<int32_t>(request.prompt_ids.size());
+  output_.times = {.arrival_ns = request.arrival_ns > 0 ? request.arrival_ns : queued_ns, .queued_ns = queued_ns};
 }
 
 std::span<const uint64_t> OpenRequest::allowed_tokens(const Request& request) {
@@ -96,12 +97,15 @@ void OpenRequest::finish(FinishReason reason, absl::Status error) {
   if (include_stop_) output_.text += matcher_.match();
 }
 
-void OpenRequest::deliver() {
+void OpenRequest::deliver(int64_t now_ns) {
+  if (prompt_done_ && output_.times.prompt_done_ns == 0) output_.times.prompt_done_ns = now_ns;
+  output_.times.output_ns = now_ns;
   RequestOutput next;
   next.id = output_.id;
   next.num_prompt_tokens = output_.num_prompt_tokens;
   next.num_output_tokens = output_.num_output_tokens;
   next.num_cached_tokens = output_.num_cached_tokens;
+  next.times = output_.times;
   next.finish_reason = output_.finish_reason;  // stays set after the last output
   std::swap(output_, next);
   sink_(std::move(next));

@@ -20,8 +20,8 @@ class OpenRequest {
   // `tokenizer` may be null; what is given by pointer or span outlives the object. With request.grammar, `grammar` has
   // started it and masks of `vocab_size` bits are made.
   OpenRequest(const Request& request, OutputSink sink, const Tokenizer* tokenizer,
-              std::span<const int32_t> eos_token_ids, std::unique_ptr<GrammarMatcher> grammar = nullptr,
-              int64_t vocab_size = 0);
+              std::span<const int32_t> eos_token_ids, int64_t queued_ns,
+              std::unique_ptr<GrammarMatcher> grammar = nullptr, int64_t vocab_size = 0);
 
   // What the next token may be, as Sampler::sample wants it: what the grammar allows, and end and stop tokens where the
   // text is complete. Empty without a grammar.
@@ -39,13 +39,21 @@ class OpenRequest {
   // Prompt positions 1 .. this have their logprobs (held until the first output).
   int32_t num_prompt_logprobs() const { return static_cast<int32_t>(output_.prompt_logprobs.size()); }
 
-  // Hands what has gathered to the sink.
-  void deliver();
+  // The step that has its next chunk was planned at this time; the first one counts.
+  void admit(int64_t now_ns) {
+    if (output_.times.admitted_ns == 0) output_.times.admitted_ns = now_ns;
+  }
+  // Its prompt is computed, and the first token is there if it wants one; the first time counts.
+  void complete_prompt() { prompt_done_ = true; }
+  // Hands what has gathered to the sink, as of now_ns.
+  void deliver(int64_t now_ns);
   RequestId id() const { return output_.id; }
   int32_t num_prompt_tokens() const { return output_.num_prompt_tokens; }
   void set_num_cached_tokens(int32_t count) { output_.num_cached_tokens = count; }
   // Rows of the sequence in the draft module's cache (Speculator).
   int32_t* draft_rows() { return &draft_rows_; }
+  const RequestTimes& times() const { return output_.times; }
+  FinishReason finish_reason() const { return output_.finish_reason; }
   bool finished() const { return output_.finish_reason != FinishReason::kNone; }
 
  private:
@@ -60,6 +68,7 @@ class OpenRequest {
   std::span<const int32_t> eos_token_ids_;
   bool include_stop_ = false;
   int32_t draft_rows_ = 0;
+  bool prompt_done_ = false;
 };
 
 }  // namespace moesaic

@@ -89,8 +89,9 @@ void Speculator::add_wish(int group, const PlannedChunk& chunk, const Sequence& 
 }
 
 void Speculator::learn(const PlannedChunk& chunk, int num_right) {
-  num_draft_tokens_ += chunk.num_draft;
-  num_accepted_tokens_ += num_right;
+  ++stats_.drafts_total;
+  stats_.draft_tokens_total += chunk.num_draft;
+  stats_.accepted_tokens_total += num_right;
   for (int level = 0; level < chunk.num_draft && level <= num_right; ++level) {
     acceptance_[level] += kLearningRate * ((level < num_right ? 1.0 : 0.0) - acceptance_[level]);
   }

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/engine.h"
 #include "engine/executor.h"
 #include "engine/step_costs.h"
 #include "sched/scheduler.h"
@@ -35,9 +36,7 @@ class Speculator {
   void hand_over(Scheduler& scheduler);
 
   int depth() const { return depth_; }  // of the last draft()
-  // Guesses that were verified, and that were right.
-  int64_t num_draft_tokens() const { return num_draft_tokens_; }
-  int64_t num_accepted_tokens() const { return num_accepted_tokens_; }
+  const SpeculationStats& stats() const { return stats_; }
   // By level: how often the guess of that level was right when those before it were, lately.
   std::span<const double> acceptance() const { return acceptance_; }
 
@@ -77,8 +76,7 @@ class Speculator {
   std::vector<GroupState> groups_;
   int depth_ = 0;
   int num_better_without_ = 0;  // steps in a row
-  int64_t num_draft_tokens_ = 0;
-  int64_t num_accepted_tokens_ = 0;
+  SpeculationStats stats_;
   DraftPlan plan_;
   DraftTokens tokens_;
 };

@@ -38,7 +38,7 @@ absl::Status loading_error() {
 
 void Api::start(ServedModel model) {
   auto made = std::make_shared<Loaded>();
-  made->metrics = std::make_shared<ServerMetrics>(model.name);
+  made->metrics = std::make_shared<ServerMetrics>(model.name, model.engine->options());
   made->created = clock_.unix_s();
   made->model = std::move(model);
   const std::lock_guard lock(mutex_);
@@ -77,7 +77,7 @@ ApiReply Api::answer(Endpoint endpoint, std::string_view path, std::string_view 
   if (endpoint == Endpoint::kModels) return models(*now);
   if (endpoint == Endpoint::kModel) return model(*now, path);
   if (endpoint == Endpoint::kMetrics) {
-    return {.body = now->metrics->text(*now->model.engine), .content_type = "text/plain; version=0.0.4; charset=utf-8"};
+    return {.body = now->metrics->text(now->model.engine->stats(), clock_.now_ns()), .content_type = "text/plain; version=0.0.4; charset=utf-8"};
   }
   auto json = endpoint == Endpoint::kTokenize ? tokenize_json(body, now->model) : detokenize_json(body, now->model);
   if (!json.ok()) return error_reply(json.status());

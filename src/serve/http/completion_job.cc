@@ -68,9 +68,9 @@ absl::Status CompletionJob::submit(std::function<void()> wake) {
     request.id = next_request_id_->fetch_add(1);
     request.arrival_ns = arrival_ns_;
     const RequestId id = request.id;
-    auto sink = [i, inbox = inbox_, metrics = metrics_, timer = RequestTimer(metrics_.get(), arrival_ns_),
-                 clock = &clock_](RequestOutput output) mutable {
-      timer.observe(output, clock->now_ns());
+    auto sink = [i, inbox = inbox_, metrics = metrics_,
+                 timer = RequestTimer(metrics_.get(), request.max_tokens)](RequestOutput output) mutable {
+      timer.observe(output);
       inbox->push(i, std::move(output));
     };
     if (absl::Status status = model_.engine->submit(std::move(request), std::move(sink)); !status.ok()) {

@@ -306,13 +306,14 @@ TEST(HttpServer, MetricsCountInBothFamilies) {
   ASSERT_EQ(server.completion(R"("prompt":[5,6,7],"max_tokens":9)").status, 200);
   const std::string text = call(server.port(), "GET", "/metrics").body;
   const std::string label = R"({model_name="tiny",engine="0")";
+  const std::string sglang = R"({model_name="tiny",engine_type="unified",tp_rank="0",pp_rank="0")";
   EXPECT_THAT(text, HasSubstr("vllm:prompt_tokens_total" + label + "} 3\n"));
-  EXPECT_THAT(text, HasSubstr("sglang:prompt_tokens_total" + label + "} 3\n"));
+  EXPECT_THAT(text, HasSubstr("sglang:prompt_tokens_total" + sglang + "} 3\n"));
   EXPECT_THAT(text, HasSubstr("vllm:request_success_total" + label + ",finished_reason=\"stop\"} 1\n"));
   EXPECT_THAT(text, HasSubstr("vllm:time_to_first_token_seconds_count" + label + "} 1\n"));
-  EXPECT_THAT(text, HasSubstr("sglang:e2e_request_latency_seconds_count" + label + "} 1\n"));
+  EXPECT_THAT(text, HasSubstr("sglang:e2e_request_latency_seconds_count" + sglang + "} 1\n"));
   EXPECT_THAT(text, HasSubstr("vllm:num_requests_running" + label + "} 0\n"));
-  EXPECT_THAT(text, HasSubstr("moesaic:kv_blocks" + label + ",state=\"used\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("moesaic:kv_blocks{model_name=\"tiny\",state=\"used\"} 0\n"));
 }
 
 TEST(Routing, PercentsAndKeys) {
