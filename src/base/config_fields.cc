@@ -89,6 +89,12 @@ ConfigField& ConfigField::positional() {
   return *this;
 }
 
+ConfigField& ConfigField::list() {
+  MOESAIC_CHECK(std::holds_alternative<std::string*>(target_));
+  list_ = true;
+  return *this;
+}
+
 ConfigField& ConfigField::required() {
   required_ = true;
   return *this;
@@ -223,7 +229,11 @@ absl::Status ConfigFields::parse_flag(const std::vector<std::string>& args, size
   if (*index + 1 >= args.size() || looks_like_flag(args[*index + 1])) {
     return absl::InvalidArgumentError(str_cat(shown, " needs a value: ", field->expectation()));
   }
-  return set_once(*field, args[++*index], shown);
+  std::string value = args[++*index];
+  while (field->list_ && *index + 1 < args.size() && !looks_like_flag(args[*index + 1])) {
+    value += str_cat(" ", args[++*index]);
+  }
+  return set_once(*field, value, shown);
 }
 
 absl::Status ConfigFields::parse_argument(const std::vector<std::string>& args, size_t* index) {

@@ -39,6 +39,8 @@ class ConfigField {
   ConfigField& hidden();
   // The argument without a dash. At most one field.
   ConfigField& positional();
+  // Takes all arguments up to the next flag, joined by spaces. Strings only.
+  ConfigField& list();
   // A value must be given. The default is not shown.
   ConfigField& required();
 
@@ -66,6 +68,7 @@ class ConfigField {
   std::string default_text_;
   bool hidden_ = false;
   bool positional_ = false;
+  bool list_ = false;
   bool required_ = false;
   bool given_ = false;    // on the command line
   bool in_file_ = false;  // in the config file

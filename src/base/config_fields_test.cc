@@ -172,6 +172,15 @@ TEST_F(ConfigFieldsTest, BrokenFilesAreErrors) {
   EXPECT_FALSE(fields.parse({"--config", testing::TempDir() + "no_such_file"}).ok());
 }
 
+TEST_F(ConfigFieldsTest, ListsTakeWhatComesBeforeTheNextFlag) {
+  std::string bounds;
+  fields.add("goodput", &bounds).list();
+  ASSERT_TRUE(fields.parse({"--goodput", "ttft:200", "tpot:50", "--port", "80", "there"}).ok());
+  EXPECT_EQ(bounds, "ttft:200 tpot:50");
+  EXPECT_EQ(settings.port, 80);
+  EXPECT_EQ(settings.model, "there");
+}
+
 TEST_F(ConfigFieldsTest, RequiredFields) {
   ConfigFields fresh("moesaic try", "x");
   fresh.add("model", &settings.model).required();
