@@ -77,7 +77,8 @@ ApiReply Api::answer(Endpoint endpoint, std::string_view path, std::string_view 
   if (endpoint == Endpoint::kModels) return models(*now);
   if (endpoint == Endpoint::kModel) return model(*now, path);
   if (endpoint == Endpoint::kMetrics) {
-    return {.body = now->metrics->text(now->model.engine->stats(), clock_.now_ns()), .content_type = "text/plain; version=0.0.4; charset=utf-8"};
+    return {.body = now->metrics->text(now->model.engine->stats(), clock_.now_ns()),
+            .content_type = "text/plain; version=0.0.4; charset=utf-8"};
   }
   auto json = endpoint == Endpoint::kTokenize ? tokenize_json(body, now->model) : detokenize_json(body, now->model);
   if (!json.ok()) return error_reply(json.status());

@@ -1,0 +1,21 @@
+// When the requests of a load are due. Pure.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace moesaic {
+
+struct ArrivalOptions {
+  double request_rate = std::numeric_limits<double>::infinity();  // a second; infinite: all at once
+  // Gaps are gamma-distributed with this shape and the mean 1 / request_rate, as in `vllm bench serve`: 1 is a Poisson
+  // process, below it burstier, above it more even, infinite: fixed gaps.
+  double burstiness = 1.0;
+  uint64_t seed = 0;
+};
+
+// Seconds from the start, ascending; the first is one gap after it (0 at an infinite rate).
+std::vector<double> arrival_times(const ArrivalOptions& options, int64_t count);
+
+}  // namespace moesaic
