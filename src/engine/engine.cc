@@ -15,6 +15,7 @@
 #include "engine/request_check.h"
 #include "engine/sampler.h"
 #include "engine/speculator.h"
+#include "engine/step_trace.h"
 #include "sched/scheduler.h"
 
 namespace moesaic {
@@ -60,6 +61,7 @@ struct Engine::Impl {
         tokenizer(tokenizer_in),
         clock(clock_in),
         inbox(options.max_queued_requests),
+        trace(clock),
         scheduler(scheduler_options(options)),
         sampler(options.eos_token_ids, options.hooks.script) {
     if (options.hooks.faults.any()) {
@@ -93,6 +95,7 @@ struct Engine::Impl {
   const Tokenizer* const tokenizer;
   const Clock& clock;
   Inbox inbox;
+  StepTrace trace;
   SharedStats shared;
   std::atomic<bool> healthy{true};
 
@@ -173,7 +176,9 @@ void Engine::Impl::end_all(FinishReason reason, const absl::Status& error) {
 
 absl::Status Engine::Impl::step() {
   step_begin_ns = clock.now_ns();
+  trace.begin_step(step_begin_ns);
   const StepPlan& plan = scheduler.plan(step_begin_ns);
+  trace.end_phase(StepTrace::Phase::kPlan);
   for (const FailedRequest& failed : scheduler.failures()) end(failed.request_id, FinishReason::kError, failed.error);
   if (!plan.empty()) {
     const absl::Status status = executor->execute(plan, &logits);
@@ -181,6 +186,7 @@ absl::Status Engine::Impl::step() {
       scheduler.cancel_step();
       return annotate(status, str_cat("step ", plan.step_id, " failed"));
     }
+    trace.end_phase(StepTrace::Phase::kForward);
     MOESAIC_CHECK_EQ(logits.groups.size(), plan.groups.size());
     MOESAIC_CHECK_EQ(logits.vocab_size, options.vocab_size);
     sampled.clear();
@@ -194,12 +200,18 @@ absl::Status Engine::Impl::step() {
     for (size_t group = 0; group < plan.groups.size(); ++group) {
       take_group(static_cast<int>(group), plan.groups[group], logits.groups[group]);
     }
+    trace.end_phase(StepTrace::Phase::kSample);
     const absl::Status drafted = speculator ? speculator->draft(plan, *executor) : absl::OkStatus();
+    trace.end_phase(StepTrace::Phase::kDraft);
     scheduler.apply(sampled);
     if (!drafted.ok()) return annotate(drafted, str_cat("step ", plan.step_id, " failed"));
     if (speculator) speculator->hand_over(scheduler);
   }
   deliver();
+  if (!plan.empty()) {
+    trace.end_phase(StepTrace::Phase::kDeliver);
+    trace.end_step(plan);
+  }
   return absl::OkStatus();
 }
 
@@ -224,7 +236,7 @@ std::span<const int32_t> Engine::Impl::take_chunk(const PlannedChunk& chunk, std
   const Request& request = sequence.request;
   OpenRequest& open_request = open_requests.at(chunk.request_id);
   open_request.set_num_cached_tokens(sequence.num_cached_tokens);
-  open_request.admit(step_begin_ns);
+  if (open_request.admit(step_begin_ns)) trace.admitted(open_request.id(), open_request.times());
   if (chunk.all_logits) collect_prompt_logprobs(chunk, rows, request, &open_request);
   if (chunk.kv_end() - chunk.num_draft < chunk.num_total) return {};
   to_deliver.push_back(&open_request);
@@ -300,7 +312,9 @@ void Engine::Impl::deliver() {
     const RequestId id = open_request->id();
     const bool finished = open_request->finished();
     open_request->deliver(now_ns);
+    if (open_request->times().prompt_done_ns == now_ns) trace.first_token(id, open_request->times());
     if (!finished) continue;
+    trace.ended(id, open_request->times(), open_request->num_output_tokens(), open_request->finish_reason());
     open_requests.erase(id);
     inbox.ended(id);
   }
@@ -373,6 +387,14 @@ void Engine::drain(int64_t timeout_ms) {
   impl_->inbox.abort_all();
   constexpr int64_t kAbortTimeoutMs = 60'000;  // above any deadline inside a step
   if (!impl_->inbox.wait_until_empty(kAbortTimeoutMs)) log_warn("a step did not end while the engine was draining");
+}
+
+absl::Status Engine::start_profile() {
+  return impl_->trace.start();
+}
+
+absl::StatusOr<std::string> Engine::stop_profile() {
+  return impl_->trace.stop();
 }
 
 EngineStats Engine::stats() const {

@@ -122,6 +122,11 @@ class Engine {
   // No new requests; returns when all have ended, or aborts what is left after timeout_ms.
   void drain(int64_t timeout_ms);
   EngineStats stats() const;
+  // Records every step and request until stop_profile(), which gives the JSON that ui.perfetto.dev and chrome://tracing
+  // read. The buffer is bounded; what no longer fits is left out and counted. FAILED_PRECONDITION for a second start or
+  // a stop without one.
+  absl::Status start_profile();
+  absl::StatusOr<std::string> stop_profile();
   // With no open request: free + cached = total and nothing runs or waits. For tests and debugging.
   absl::Status check_at_rest() const;
   bool healthy() const;  // false after a fatal executor error

@@ -39,9 +39,11 @@ class OpenRequest {
   // Prompt positions 1 .. this have their logprobs (held until the first output).
   int32_t num_prompt_logprobs() const { return static_cast<int32_t>(output_.prompt_logprobs.size()); }
 
-  // The step that has its next chunk was planned at this time; the first one counts.
-  void admit(int64_t now_ns) {
-    if (output_.times.admitted_ns == 0) output_.times.admitted_ns = now_ns;
+  // The step that has its next chunk was planned at this time. True, and kept, the first time.
+  bool admit(int64_t now_ns) {
+    if (output_.times.admitted_ns != 0) return false;
+    output_.times.admitted_ns = now_ns;
+    return true;
   }
   // Its prompt is computed, and the first token is there if it wants one; the first time counts.
   void complete_prompt() { prompt_done_ = true; }
@@ -53,6 +55,7 @@ class OpenRequest {
   // Rows of the sequence in the draft module's cache (Speculator).
   int32_t* draft_rows() { return &draft_rows_; }
   const RequestTimes& times() const { return output_.times; }
+  int32_t num_output_tokens() const { return output_.num_output_tokens; }
   FinishReason finish_reason() const { return output_.finish_reason; }
   bool finished() const { return output_.finish_reason != FinishReason::kNone; }
 

@@ -13,7 +13,8 @@ constexpr std::string_view kVersion = MOESAIC_VERSION;
 constexpr std::string_view kIndexText =
     "Moesaic, an OpenAI-compatible server.\n"
     "POST /v1/chat/completions  POST /v1/completions  GET /v1/models\n"
-    "POST /tokenize  POST /detokenize  GET /health  GET /health_generate  GET /metrics  GET /version\n";
+    "POST /tokenize  POST /detokenize  GET /health  GET /health_generate  GET /metrics  GET /version\n"
+    "POST /start_profile  POST /stop_profile\n";
 
 // One greedy token from a one-token prompt: the whole path through the engine.
 PreparedRequest health_request(const ServedModel& model) {
@@ -68,6 +69,16 @@ ApiReply Api::model(const Loaded& loaded, std::string_view path) const {
   return {.body = model_json(loaded.model, loaded.created)};
 }
 
+ApiReply Api::profile(Endpoint endpoint, const Loaded& loaded) const {
+  if (endpoint == Endpoint::kStartProfile) {
+    const absl::Status started = loaded.model.engine->start_profile();
+    return started.ok() ? ApiReply{.body = "{\"status\":\"recording; POST /stop_profile gives the trace\"}"}
+                        : error_reply(started);
+  }
+  absl::StatusOr<std::string> trace = loaded.model.engine->stop_profile();
+  return trace.ok() ? ApiReply{.body = *std::move(trace)} : error_reply(trace.status());
+}
+
 ApiReply Api::answer(Endpoint endpoint, std::string_view path, std::string_view body) const {
   if (endpoint == Endpoint::kIndex) return {.body = std::string(kIndexText), .content_type = "text/plain"};
   if (endpoint == Endpoint::kVersion) return {.body = str_cat("{\"version\":\"", kVersion, "\"}")};
@@ -80,6 +91,7 @@ ApiReply Api::answer(Endpoint endpoint, std::string_view path, std::string_view 
     return {.body = now->metrics->text(now->model.engine->stats(), clock_.now_ns()),
             .content_type = "text/plain; version=0.0.4; charset=utf-8"};
   }
+  if (endpoint == Endpoint::kStartProfile || endpoint == Endpoint::kStopProfile) return profile(endpoint, *now);
   auto json = endpoint == Endpoint::kTokenize ? tokenize_json(body, now->model) : detokenize_json(body, now->model);
   if (!json.ok()) return error_reply(json.status());
   return {.body = *std::move(json)};

@@ -41,6 +41,7 @@ class Api {
   ApiReply health() const;
   ApiReply models(const Loaded& loaded) const;
   ApiReply model(const Loaded& loaded, std::string_view path) const;
+  ApiReply profile(Endpoint endpoint, const Loaded& loaded) const;
 
   const Clock& clock_;
   const size_t max_stream_buffer_bytes_;

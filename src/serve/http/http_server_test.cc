@@ -316,6 +316,18 @@ TEST(HttpServer, MetricsCountInBothFamilies) {
   EXPECT_THAT(text, HasSubstr("moesaic:kv_blocks{model_name=\"tiny\",state=\"used\"} 0\n"));
 }
 
+TEST(HttpServer, ProfileIsATraceOnDemand) {
+  const TestServer server({.script = "abc"});
+  EXPECT_EQ(call(server.port(), "POST", "/stop_profile").status, 400);
+  EXPECT_EQ(call(server.port(), "GET", "/start_profile").status, 405);
+  EXPECT_EQ(call(server.port(), "POST", "/start_profile").status, 200);
+  EXPECT_EQ(call(server.port(), "POST", "/start_profile").status, 400);
+  ASSERT_EQ(server.completion(R"("prompt":[5,6,7],"max_tokens":9)").status, 200);
+  const Json trace = call(server.port(), "POST", "/stop_profile").json();
+  EXPECT_EQ(trace["otherData"]["dropped_events"], 0);
+  EXPECT_GT(trace["traceEvents"].size(), 10);
+}
+
 TEST(Routing, PercentsAndKeys) {
   EXPECT_EQ(decode_percent("/a%2Fb%zz%4"), "/a/b%zz%4");
   EXPECT_EQ(path_of("/a?b#c"), "/a");

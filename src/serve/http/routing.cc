@@ -18,6 +18,8 @@ constexpr Entry kEntries[] = {
     {"/v1/tokenize", Endpoint::kTokenize},
     {"/detokenize", Endpoint::kDetokenize},
     {"/v1/detokenize", Endpoint::kDetokenize},
+    {"/start_profile", Endpoint::kStartProfile},
+    {"/stop_profile", Endpoint::kStopProfile},
     {"/v1/models", Endpoint::kModels},
     {"/health", Endpoint::kHealth},
     {"/ping", Endpoint::kHealth},

@@ -19,6 +19,8 @@ enum class Endpoint : uint8_t {
   kHealthGenerate,
   kTokenize,  // may take long: answer() on a worker thread
   kDetokenize,
+  kStartProfile,
+  kStopProfile,
   kModels,  // quick: answer() anywhere
   kModel,
   kHealth,
@@ -31,7 +33,7 @@ inline bool is_job(Endpoint endpoint) {
   return endpoint <= Endpoint::kHealthGenerate;
 }
 inline bool is_slow(Endpoint endpoint) {
-  return endpoint <= Endpoint::kDetokenize;
+  return endpoint <= Endpoint::kStopProfile;
 }
 
 struct RouteMatch {
