@@ -148,9 +148,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     parser.header_limit(kMaxHeaderBytes);
     parser.body_limit(boost::none);
     arm(idle_timer_, options_.idle_timeout_ms, "no answer for ");
-    do {
-      co_await http::async_read_header(socket_, buffer_, parser, into(error));
-    } while (!error && parser.get().result_int() == 100);
+    co_await http::async_read_header(socket_, buffer_, parser, into(error));
     if (!check(error, "no valid answer")) co_return;
     result_.status = static_cast<int>(parser.get().result_int());
     const auto type = parser.get()[http::field::content_type];
