@@ -71,8 +71,8 @@ class BenchServeTest(unittest.TestCase):
             got = self.figures("--num-prompts", "20", "--random-input-len", "4", "--random-output-len", "2",
                                "--save-detailed", *flags)
             self.assertEqual(got["completed"], 20)
-            if "inf" in flags:  # the last is due after 20 gaps, the first after one
-                self.assertGreaterEqual(got["start_times"][-1], 0.47)
+            if "inf" in flags:
+                self.assertGreaterEqual(got["duration"], 0.5)  # the last is due after 20 gaps
             self.assertEqual(got["start_times"], sorted(got["start_times"]))
 
     def test_every_data_set(self):
@@ -84,9 +84,9 @@ class BenchServeTest(unittest.TestCase):
         self.assertEqual((custom["completed"], custom["total_output_tokens"]), (2, 9))
         trace = self.file('{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}\n'
                           '{"timestamp": 300, "input_length": 10, "output_length": 3, "hash_ids": [1]}\n')
-        mooncake = self.figures("--dataset-name", "mooncake", "--dataset-path", trace, "--save-detailed")
+        mooncake = self.figures("--dataset-name", "mooncake", "--dataset-path", trace)
         self.assertEqual((mooncake["total_input_tokens"], mooncake["total_output_tokens"]), (610, 5))
-        self.assertGreaterEqual(mooncake["start_times"][1], 0.29)
+        self.assertGreaterEqual(mooncake["duration"], 0.3)
 
     def test_chat_takes_words(self):
         got = self.figures("--endpoint", "/v1/chat/completions", "--num-prompts", "4", "--random-input-len", "10",
