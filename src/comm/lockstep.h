@@ -22,7 +22,7 @@ struct LockstepRecord {
 struct LockstepDecision {
   // Normal as soon as one rank has prefill tokens or more tokens than the low-latency buffers take.
   A2aMode a2a_mode = A2aMode::kLowLatency;
-  int64_t max_tokens = 0;                   // of any rank
+  int64_t max_tokens = 0;  // of any rank
   int64_t total_tokens = 0;
   bool stop = false;
 };

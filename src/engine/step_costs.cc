@@ -26,7 +26,7 @@ class Probe {
     fill(rows, keys);
     *step_ns = *draft_ns = std::numeric_limits<double>::infinity();
     for (int i = 0; i < kRepetitions && (i == 0 || !out_of_time()); ++i) {
-      plan_.step_id = --step_id_;
+      plan_.step_id = ++step_id_;
       const int64_t begin = clock_.now_ns();
       MOESAIC_RETURN_IF_ERROR(executor_.execute(plan_, &logits_));
       const int64_t middle = clock_.now_ns();
@@ -64,7 +64,7 @@ class Probe {
   const StepCostOptions& options_;
   const Clock& clock_;
   const int64_t begin_ns_;
-  int64_t step_id_ = 0;  // negative: no step of the scheduler
+  int64_t step_id_ = std::numeric_limits<int64_t>::min();  // no step of the scheduler
   StepPlan plan_;
   StepLogits logits_;
   DraftPlan drafts_;

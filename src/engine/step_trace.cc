@@ -8,7 +8,7 @@
 namespace moesaic {
 namespace {
 
-constexpr const char* kPhases[] = {"plan", "forward", "sample", "draft", "deliver"};
+constexpr const char* kPhases[StepTrace::kNumPhases] = {"plan", "forward", "sample", "draft", "deliver"};
 constexpr const char* kReasons[] = {"open", "stop", "length", "abort", "error"};
 constexpr int kSteps = 1;  // the two tracks, as processes
 constexpr int kRequests = 2;
@@ -26,10 +26,11 @@ struct StepTrace::Writer {
   };
 
   void write(const Event& step) {
-    span("step", step.times_ns[0], step.times_ns[4],
+    span("step", step.times_ns[0], step.times_ns[kNumPhases],
          str_cat(",\"args\":{\"step\":", step.id, ",\"prompt_tokens\":", step.numbers[0],
                  ",\"decode_tokens\":", step.numbers[1], "}"));
-    for (int phase = 0; phase < 4; ++phase) span(kPhases[phase], step.times_ns[phase], step.times_ns[phase + 1], "");
+    for (int phase = 0; phase < kNumPhases; ++phase)
+      span(kPhases[phase], step.times_ns[phase], step.times_ns[phase + 1], "");
   }
 
   void write(RequestId id, const Request& request) {

@@ -20,6 +20,7 @@ namespace moesaic {
 class StepTrace {
  public:
   enum class Phase : uint8_t { kPlan, kForward, kSample, kDraft, kDeliver };
+  static constexpr int kNumPhases = 5;
 
   explicit StepTrace(const Clock& clock, size_t max_events = 1 << 16) : clock_(clock), max_events_(max_events) {}
 
@@ -53,8 +54,9 @@ class StepTrace {
   struct Event {
     Kind kind = Kind::kStep;
     FinishReason reason = FinishReason::kNone;
-    uint64_t id = 0;        // step or request
-    int64_t times_ns[5]{};  // of a step: its begin and the ends of its phases; of a request: RequestTimes' last four
+    uint64_t id = 0;  // step or request
+    int64_t times_ns[kNumPhases +
+                     1]{};  // of a step: its begin and the ends of its phases; of a request: RequestTimes' last four
     int64_t numbers[2]{};   // of a step: prompt and decode tokens; of a chunk: first row, tokens; at an end: tokens
   };
   struct Writer;
@@ -67,9 +69,9 @@ class StepTrace {
   const Clock& clock_;
   const size_t max_events_;
   std::atomic<bool> on_{false};
-  bool in_step_ = false;        // the engine thread's, as the next
-  int64_t phase_ends_ns_[5]{};  // [0]: the begin of the step
-  std::mutex mutex_;            // taken only while it records, and by start() and stop()
+  bool in_step_ = false;                     // the engine thread's, as the next
+  int64_t phase_ends_ns_[kNumPhases + 1]{};  // [0]: the begin of the step
+  std::mutex mutex_;                         // taken only while it records, and by start() and stop()
   int64_t begin_ns_ = 0;
   int64_t num_dropped_ = 0;
   std::vector<Event> events_;

@@ -1,7 +1,8 @@
 // AmxTiles: the tile registers of this thread while the object lives. Tiles 0 .. 6 have num_rows rows (accumulators and
-// left operands), tile 7 has 16 (right operands); all rows have 64 bytes. Included inside MOESAIC_TARGET_AMX_BEGIN's
-// users only; <immintrin.h> comes before it.
+// left operands), tile 7 has 16 (right operands); all rows have 64 bytes. For x86-64, where isa_supported(Isa::kAmx).
 #pragma once
+
+#include <immintrin.h>
 
 #include <cstdint>
 
