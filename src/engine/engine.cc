@@ -68,10 +68,13 @@ struct Engine::Impl {
       executor = std::make_unique<FaultyExecutor>(std::move(executor), options.hooks.faults);
     }
     if (tokenizer != nullptr) matchers.emplace(*tokenizer, options.vocab_size);
+    prepared = prepare_speculation();
     publish();
     thread = Thread("engine", [this] { run(); });
   }
 
+  // Before the engine's thread, which then owns the executor.
+  absl::Status prepare_speculation();
   // Engine thread.
   void run();
   void start(Inbox::Submission submission);
@@ -79,7 +82,6 @@ struct Engine::Impl {
   void end_all(FinishReason reason, const absl::Status& error);
   absl::Status step();
   void take_group(int group, const GroupPlan& plan, std::span<float> logits);
-  absl::Status prepare_speculation();
   std::span<const int32_t> take_chunk(const PlannedChunk& chunk, std::span<float> rows);
   int32_t sample_row(const Sequence& sequence, OpenRequest& open_request, std::span<const int32_t> accepted,
                      std::span<float> row);
@@ -109,6 +111,7 @@ struct Engine::Impl {
   std::vector<int32_t> sampled_ids;  // what `sampled` points to
   std::vector<int32_t> output_ids;   // of a sequence with what its chunk has accepted so far
   std::optional<Speculator> speculator;
+  absl::Status prepared;
   Inbox::Batch batch;
   StepLogits logits;
   int64_t step_begin_ns = 0;
@@ -120,7 +123,7 @@ struct Engine::Impl {
 };
 
 void Engine::Impl::run() {
-  absl::Status status = prepare_speculation();
+  absl::Status status = prepared;
   while (status.ok()) {
     inbox.take(/*wait=*/!scheduler.has_work(), &batch);
     for (Inbox::Submission& submission : batch.submissions) start(std::move(submission));

@@ -109,6 +109,7 @@ struct EngineStats {
 
 class Engine {
  public:
+  // With adaptive drafts, measures what steps cost first: up to a second or so.
   Engine(EngineOptions options, std::unique_ptr<Executor> executor,
          const Tokenizer* tokenizer /* may be null: no text, no stop strings */, const Clock& clock);
   ~Engine();  // stops; open requests end with kAbort

@@ -68,7 +68,7 @@ struct StepTrace::Writer {
   }
   void open(std::string_view phase, std::string_view name, int track, int64_t at_ns) {
     out += str_cat(",\n{\"ph\":\"", phase, "\",\"name\":\"", name, "\",\"pid\":", track,
-                   ",\"ts\":", static_cast<double>(at_ns - begin_ns) * 1e-3);
+                   ",\"ts\":", static_cast<double>(std::max(at_ns, begin_ns) - begin_ns) * 1e-3);
   }
 
   int64_t begin_ns = 0;
