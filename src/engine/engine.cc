@@ -90,7 +90,7 @@ struct Engine::Impl {
                                OpenRequest* open_request);
   void deliver();
   void die(const absl::Status& error);
-  void publish();
+  void publish(int num_ending = 0);
 
   const EngineOptions options;
   std::unique_ptr<Executor> executor;
@@ -303,12 +303,14 @@ void Engine::Impl::collect_prompt_logprobs(const PlannedChunk& chunk, std::span<
 
 // Reports to the sinks, after the scheduler's state and the figures are those that the sinks may look at.
 void Engine::Impl::deliver() {
+  int num_ending = 0;
   for (const OpenRequest* open_request : to_deliver) {
     if (!open_request->finished()) continue;
-    ++num_finished;
+    ++num_ending;
     num_prompt_tokens += open_request->num_prompt_tokens();
   }
-  publish();
+  num_finished += num_ending;
+  publish(num_ending);
   if (to_deliver.empty()) return;
   const int64_t now_ns = clock.now_ns();
   for (OpenRequest* open_request : to_deliver) {
@@ -333,7 +335,8 @@ void Engine::Impl::die(const absl::Status& error) {
   end_all(FinishReason::kError, error);
 }
 
-void Engine::Impl::publish() {
+// num_ending: open requests that are finished, and whose sinks will be told so.
+void Engine::Impl::publish(int num_ending) {
   int num_free = 0;
   int num_cached = 0;
   for (int group = 0; group < options.dp_size; ++group) {
@@ -356,7 +359,7 @@ void Engine::Impl::publish() {
     shared.draft_tokens.store(speculated.draft_tokens_total);
     shared.accepted_draft_tokens.store(speculated.accepted_tokens_total);
   }
-  inbox.set_num_running(num_running);
+  inbox.set_num_past_queue(num_running + num_ending);
 }
 
 Engine::Engine(EngineOptions options, std::unique_ptr<Executor> executor, const Tokenizer* tokenizer,

@@ -157,6 +157,27 @@ TEST(EngineTest, FullQueueRefusesAndTheRestIsServed) {
   EXPECT_EQ(collector.results().size(), static_cast<size_t>(num_accepted));
 }
 
+// A client may send its next request as soon as it has the last output, though the old one is not forgotten yet.
+TEST(EngineTest, AnEndedRequestDoesNotWaitInTheQueue) {
+  EngineOptions options = small_options();
+  options.max_running_requests = 1;
+  options.max_queued_requests = 1;
+  auto engine = make_engine(options);
+  Collector collector;
+  const OutputSink collect = collector.sink();
+  constexpr RequestId kCount = 50;
+  std::function<void(RequestId)> submit = [&](RequestId id) {
+    const absl::Status status = engine->submit(make_request(id, {1, 2}, 2), [&, id](RequestOutput output) {
+      const bool ended = output.finish_reason != FinishReason::kNone;
+      if (ended && id < kCount) submit(id + 1);
+      collect(std::move(output));
+    });
+    EXPECT_TRUE(status.ok()) << "request " << id << ": " << status;
+  };
+  submit(1);
+  collector.wait(kCount);
+}
+
 TEST(EngineTest, SlowSinkLosesNothing) {
   auto engine = make_engine(small_options());
   Collector collector;

@@ -8,7 +8,7 @@ absl::Status Inbox::submit(Request request, OutputSink sink, int64_t now_ns) {
   {
     std::lock_guard lock(mutex_);
     if (!closed_.ok()) return closed_;
-    const int num_queued = static_cast<int>(open_.size()) - num_running_;
+    const int num_queued = static_cast<int>(open_.size()) - num_past_queue_;
     if (num_queued >= max_queued_) {
       return absl::ResourceExhaustedError(str_cat("the queue is full: ", num_queued, " requests wait and at most ",
                                                   max_queued_, " may (max_queued_requests)"));
@@ -81,12 +81,13 @@ void Inbox::take(bool wait, Batch* batch) {
 void Inbox::ended(RequestId id) {
   std::lock_guard lock(mutex_);
   open_.erase(id);
+  --num_past_queue_;
   if (open_.empty()) emptied_.notify_all();
 }
 
-void Inbox::set_num_running(int num_running) {
+void Inbox::set_num_past_queue(int count) {
   std::lock_guard lock(mutex_);
-  num_running_ = num_running;
+  num_past_queue_ = count;
 }
 
 }  // namespace moesaic

@@ -44,8 +44,10 @@ class Inbox {
 
   // Engine thread. With `wait`, returns when there is something; sleeps until then.
   void take(bool wait, Batch* batch);
+  // Of a request that set_num_past_queue() counted.
   void ended(RequestId id);
-  void set_num_running(int num_running);
+  // Open requests that run or are about to end: not waiting.
+  void set_num_past_queue(int count);
 
  private:
   const int max_queued_;
@@ -55,7 +57,7 @@ class Inbox {
   std::deque<Submission> submissions_;
   std::vector<RequestId> aborts_;
   std::unordered_map<RequestId, bool> open_;  // id -> an abort was asked for
-  int num_running_ = 0;
+  int num_past_queue_ = 0;
   bool stop_ = false;
   absl::Status closed_;
 };
