@@ -8,6 +8,7 @@
 #include "cli/command.h"
 #include "cli/engine_run.h"
 #include "cli/model_host.h"
+#include "cli/task_file.h"
 #include "model/file_map.h"
 
 namespace moesaic {
@@ -22,12 +23,15 @@ struct BenchConfig {
   bool json = false;
   std::string baseline;
   std::string filter;
+  std::string tasks;
 };
 
 void declare(ConfigFields& fields, BenchConfig& config) {
   add_model_path(fields, &config.model.model_path);
   fields.add("repetitions", &config.repetitions).alias("r").range(1, 1000).doc("The best of so many runs counts");
   fields.add("small", &config.small).doc("A few tokens, one run: shows that it works");
+  fields.add("tasks", &config.tasks)
+      .doc("Task file as for eval: also measures its greedy answers, one stream, without the time of the prompts");
   fields.add("filter", &config.filter).doc("Only figures whose name holds this text");
   fields.add("json", &config.json).doc("One JSON line a figure");
   fields.add("baseline", &config.baseline)
@@ -63,6 +67,11 @@ std::vector<Request> make_requests(const Scenario& scenario, int64_t vocab_size)
   return requests;
 }
 
+constexpr uint64_t kFirstHash = 0xcbf29ce484222325ull;  // FNV-1a
+void add_to_hash(int32_t id, uint64_t* hash) {
+  *hash = (*hash ^ static_cast<uint32_t>(id)) * 0x100000001b3ull;
+}
+
 // Prompt tokens a second until the first token; or, once every stream has its first token, output tokens a second.
 absl::StatusOr<Figure> run_once(Engine& engine, const Scenario& scenario, int64_t vocab_size) {
   const Clock& clock = real_clock();
@@ -80,14 +89,31 @@ absl::StatusOr<Figure> run_once(Engine& engine, const Scenario& scenario, int64_
                        all_started_ns = end_ns;
                      ids.insert(ids.end(), output.token_ids.begin(), output.token_ids.end());
                    }));
-  Figure figure{.tokens_per_s = 0.0, .hash = 0xcbf29ce484222325ull};
+  Figure figure{.tokens_per_s = 0.0, .hash = kFirstHash};
   const bool is_prefill = scenario.num_output == 1;
   const double seconds = static_cast<double>(end_ns - (is_prefill ? begin_ns : all_started_ns)) * 1e-9;
   const int64_t num_prompt = int64_t{scenario.num_streams} * scenario.num_prompt;
   figure.tokens_per_s = static_cast<double>(is_prefill ? num_prompt : num_after) / seconds;
   for (const std::vector<int32_t>& ids : outputs) {
-    for (const int32_t id : ids) figure.hash = (figure.hash ^ static_cast<uint32_t>(id)) * 0x100000001b3ull;  // FNV-1a
+    for (const int32_t id : ids) add_to_hash(id, &figure.hash);
   }
+  return figure;
+}
+
+// Output tokens after the first of each answer, over their time.
+absl::StatusOr<Figure> run_tasks(Engine& engine, const std::vector<Task>& tasks) {
+  std::vector<Request> requests = task_requests(tasks, /*max_tokens=*/256);
+  for (Request& request : requests) request.use_prefix_cache = false;
+  Figure figure{.tokens_per_s = 0.0, .hash = kFirstHash};
+  int64_t num_tokens = 0, decode_ns = 0;
+  MOESAIC_RETURN_IF_ERROR(run_requests(engine, std::move(requests), {.max_open = 1, .stop_wanted = {}},
+                                       [&](size_t, const RequestOutput& output) {
+                                         for (const int32_t id : output.token_ids) add_to_hash(id, &figure.hash);
+                                         if (output.finish_reason == FinishReason::kNone) return;
+                                         num_tokens += output.num_output_tokens - 1;
+                                         decode_ns += output.times.output_ns - output.times.prompt_done_ns;
+                                       }));
+  figure.tokens_per_s = static_cast<double>(num_tokens) / (static_cast<double>(decode_ns) * 1e-9);
   return figure;
 }
 
@@ -140,27 +166,38 @@ absl::Status run(BenchConfig& config) {
   const std::vector<Scenario> full = {{"decode_short", 1, 16, 128},
                                       {"decode_1800", 1, 1800, 64},
                                       {"prefill_1800", 1, 1800, 1},
-                                      {"streams_8", 8, 16, 128}};
+                                      {"streams_8", 8, 16, 128},
+                                      {"streams_16", 16, 16, 128}};
   const std::vector<Scenario> small = {{"decode_short", 1, 16, 8}, {"prefill_128", 1, 128, 1}, {"streams_8", 8, 16, 8}};
-  const std::string command =
-      str_cat("moesaic bench generate --model ", config.model.model_path, " --threads ",
-              config.model.num_threads > 0 ? config.model.num_threads : num_cpus(), " --ep ",
-              host->plan().model.layout.ep_size(), " -r ", config.repetitions, config.small ? " --small" : "");
-  for (const Scenario& scenario : config.small ? small : full) {
-    const std::string name = str_cat("generate.", scenario.name);
-    if (name.find(config.filter) == std::string::npos) continue;
+  const std::string command = str_cat(
+      "moesaic bench generate --model ", config.model.model_path, " --threads ",
+      config.model.num_threads > 0 ? config.model.num_threads : num_cpus(), " --ep ",
+      host->plan().model.layout.ep_size(), " -r ", config.repetitions, config.small ? " --small" : "",
+      config.model.speculative_num_steps >= 0 ? str_cat(" --speculative-num-steps ", config.model.speculative_num_steps)
+                                              : "",
+      config.tasks.empty() ? "" : str_cat(" --tasks ", config.tasks));
+  const auto measure = [&](const std::string& name,
+                           const std::function<absl::StatusOr<Figure>()>& run_once) -> absl::Status {
+    if (name.find(config.filter) == std::string::npos) return absl::OkStatus();
     MOESAIC_ASSIGN_OR_RETURN(const Baseline baseline, find_baseline(config.baseline, name));
     Figure best;
     for (int run = 0; run < (config.small ? 1 : config.repetitions); ++run) {
-      MOESAIC_ASSIGN_OR_RETURN(const Figure figure, run_once(host->engine(), scenario, vocab_size));
+      MOESAIC_ASSIGN_OR_RETURN(const Figure figure, run_once());
       if (best.hash != 0 && best.hash != figure.hash) {
         return absl::InternalError(str_cat(name, ": two runs of the same requests gave different tokens"));
       }
       best = {std::max(best.tokens_per_s, figure.tokens_per_s), figure.hash};
     }
     print_figure(config, name, best, baseline, command);
+    return absl::OkStatus();
+  };
+  for (const Scenario& scenario : config.small ? small : full) {
+    MOESAIC_RETURN_IF_ERROR(
+        measure(str_cat("generate.", scenario.name), [&] { return run_once(host->engine(), scenario, vocab_size); }));
   }
-  return absl::OkStatus();
+  if (config.tasks.empty()) return absl::OkStatus();
+  MOESAIC_ASSIGN_OR_RETURN(const TaskFile file, read_tasks(config.tasks, *host, /*fp8_activations=*/false));
+  return measure("generate.tasks", [&] { return run_tasks(host->engine(), file.tasks); });
 }
 
 }  // namespace
