@@ -316,10 +316,14 @@ void Engine::Impl::deliver() {
   for (OpenRequest* open_request : to_deliver) {
     const RequestId id = open_request->id();
     const bool finished = open_request->finished();
-    open_request->deliver(now_ns);
+    open_request->stamp(now_ns);
+    // Before the sink: whoever it wakes may ask for the trace.
     if (open_request->times().prompt_done_ns == now_ns) trace.first_token(id, open_request->times());
+    if (finished) {
+      trace.ended(id, open_request->times(), open_request->num_output_tokens(), open_request->finish_reason());
+    }
+    open_request->deliver();
     if (!finished) continue;
-    trace.ended(id, open_request->times(), open_request->num_output_tokens(), open_request->finish_reason());
     open_requests.erase(id);
     inbox.ended(id);
   }

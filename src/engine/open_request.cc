@@ -97,9 +97,12 @@ void OpenRequest::finish(FinishReason reason, absl::Status error) {
   if (include_stop_) output_.text += matcher_.match();
 }
 
-void OpenRequest::deliver(int64_t now_ns) {
+void OpenRequest::stamp(int64_t now_ns) {
   if (prompt_done_ && output_.times.prompt_done_ns == 0) output_.times.prompt_done_ns = now_ns;
   output_.times.output_ns = now_ns;
+}
+
+void OpenRequest::deliver() {
   RequestOutput next;
   next.id = output_.id;
   next.num_prompt_tokens = output_.num_prompt_tokens;

@@ -47,8 +47,10 @@ class OpenRequest {
   }
   // Its prompt is computed, and the first token is there if it wants one; the first time counts.
   void complete_prompt() { prompt_done_ = true; }
-  // Hands what has gathered to the sink, as of now_ns.
-  void deliver(int64_t now_ns);
+  // The time of the output that comes next.
+  void stamp(int64_t now_ns);
+  // Hands what has gathered to the sink.
+  void deliver();
   RequestId id() const { return output_.id; }
   int32_t num_prompt_tokens() const { return output_.num_prompt_tokens; }
   void set_num_cached_tokens(int32_t count) { output_.num_cached_tokens = count; }

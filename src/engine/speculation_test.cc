@@ -2,6 +2,7 @@
 // guesses are given back; the depth that pays.
 #include <cmath>
 
+#include "base/clock.h"
 #include "base/rng.h"
 #include "engine/engine.h"
 #include "engine/engine_test_util.h"
@@ -205,6 +206,47 @@ int settled_depth(double probability, const StepCosts::Linear& costs, int num_se
     EXPECT_TRUE(speculator.draft(plan, fake).ok());
   }
   return speculator.depth();
+}
+
+// Steps of a known price on a clock of their own; now and then one is disturbed.
+class PricedExecutor final : public Executor {
+ public:
+  explicit PricedExecutor(ManualClock& clock) : clock_(clock) {}
+  absl::Status execute(const StepPlan& plan, StepLogits*) override {
+    int64_t rows = 0, keys = 0;
+    for (const PlannedChunk& chunk : plan.groups[0].chunks) {
+      rows += chunk.num_tokens();
+      keys += chunk.kv_begin;
+    }
+    const bool disturbed = num_steps_++ < 4;  // the first measurement of one row, both times
+    clock_.advance_ns(1'000'000 + 50'000 * rows + 10 * keys + (disturbed ? 700'000 : 0));
+    return absl::OkStatus();
+  }
+  int max_draft_depth() const override { return 3; }
+  absl::Status draft(const StepPlan&, const DraftPlan& drafts, DraftTokens*) override {
+    clock_.advance_ns(200'000 + 10'000 * static_cast<int64_t>(drafts.groups[0].chunks.size()));
+    return absl::OkStatus();
+  }
+
+ private:
+  ManualClock& clock_;
+  int num_steps_ = 0;
+};
+
+TEST(StepCosts, AreMeasuredAndGoOnBeyond) {
+  ManualClock clock;
+  PricedExecutor executor(clock);
+  const auto costs = StepCosts::measure(
+      executor, {.dp_size = 2, .num_kv_blocks = 64, .kv_block_tokens = 64, .max_rows = 256, .context_length = 4096},
+      clock);
+  ASSERT_TRUE(costs.ok()) << costs.status();
+  const auto expected = [](double rows) { return 1'000'000 + rows * (50'000 + 10 * 16); };
+  for (const double rows : {2.0, 3.0, 8.0, 32.0, 200.0}) {
+    EXPECT_NEAR(costs->step_ns(rows, 0), expected(rows), 1.0) << rows;
+    EXPECT_NEAR(costs->draft_level_ns(rows), 200'000 + 10'000 * rows, 1.0);
+  }
+  EXPECT_LE(costs->step_ns(1, 0), expected(2));  // not what the disturbance made of it
+  EXPECT_LE(costs->step_ns(4, 1000) - costs->step_ns(4, 0), 10.0 * 1000 + 1);
 }
 
 TEST(Speculator, DepthIsWhatPays) {

@@ -90,6 +90,11 @@ absl::StatusOr<StepCosts> StepCosts::measure(Executor& executor, const StepCostO
     costs.step_.push_back({static_cast<double>(rows), step_ns});
     costs.draft_.push_back({static_cast<double>(rows), draft_ns});
   }
+  // Fewer rows never take longer: what says so was disturbed.
+  for (std::vector<Point>* points : {&costs.step_, &costs.draft_}) {
+    for (size_t i = points->size() - 1; i > 0; --i)
+      (*points)[i - 1].ns = std::min((*points)[i - 1].ns, (*points)[i].ns);
+  }
   const int64_t room = int64_t{options.num_kv_blocks} * options.kv_block_tokens;
   const auto long_keys = static_cast<int32_t>(std::min({kLongKeys, room - 1, options.context_length - 1}));
   if (long_keys <= 2 * short_keys) return costs;
