@@ -50,7 +50,22 @@ struct Scenario {
 struct Figure {
   double tokens_per_s = 0.0;
   uint64_t hash = 0;
+  SpeculationStats speculation;  // of all repetitions
 };
+
+// Of a figure's repetitions: how many guesses were right, and how many tokens a sequence got in a step with guesses.
+double acceptance(const SpeculationStats& stats) {
+  return static_cast<double>(stats.accepted_tokens_total) / static_cast<double>(stats.draft_tokens_total);
+}
+double accept_length(const SpeculationStats& stats) {
+  return 1.0 + static_cast<double>(stats.accepted_tokens_total) / static_cast<double>(stats.drafts_total);
+}
+SpeculationStats since(const Engine& engine, const SpeculationStats& before) {
+  const SpeculationStats now = engine.stats().speculation.value_or(SpeculationStats());
+  return {.drafts_total = now.drafts_total - before.drafts_total,
+          .draft_tokens_total = now.draft_tokens_total - before.draft_tokens_total,
+          .accepted_tokens_total = now.accepted_tokens_total - before.accepted_tokens_total};
+}
 
 std::vector<Request> make_requests(const Scenario& scenario, int64_t vocab_size) {
   std::vector<Request> requests(scenario.num_streams);
@@ -147,12 +162,20 @@ void print_figure(const BenchConfig& config, const std::string& name, const Figu
     nlohmann::ordered_json json = {{"name", name}, {"value", figure.tokens_per_s}, {"unit", "tok/s"}};
     json["ratio"] = ratio > 0 ? nlohmann::ordered_json(ratio) : nlohmann::ordered_json(nullptr);
     json["baseline"] = ratio > 0 ? nlohmann::ordered_json(baseline.name) : nlohmann::ordered_json(nullptr);
+    if (figure.speculation.drafts_total > 0) {
+      json["acceptance"] = acceptance(figure.speculation);
+      json["accept_length"] = accept_length(figure.speculation);
+    }
     json["hash"] = fmt::format("{:016x}", figure.hash);
     json["command"] = command;
     line = json.dump();
   } else {
     line = fmt::format("{:<24}{:>10.1f} tok/s  hash {:016x}", name, figure.tokens_per_s, figure.hash);
     if (ratio > 0) line += fmt::format("  {:.2f} x {}", ratio, baseline.name);
+    if (figure.speculation.drafts_total > 0) {
+      line += fmt::format("  guesses: {:.0f} % right, {:.2f} tokens a step", 100 * acceptance(figure.speculation),
+                          accept_length(figure.speculation));
+    }
   }
   std::fputs((line + "\n").c_str(), stdout);
   std::fflush(stdout);
@@ -181,13 +204,15 @@ absl::Status run(BenchConfig& config) {
     if (name.find(config.filter) == std::string::npos) return absl::OkStatus();
     MOESAIC_ASSIGN_OR_RETURN(const Baseline baseline, find_baseline(config.baseline, name));
     Figure best;
+    const SpeculationStats before = since(host->engine(), {});
     for (int run = 0; run < (config.small ? 1 : config.repetitions); ++run) {
       MOESAIC_ASSIGN_OR_RETURN(const Figure figure, run_once());
       if (best.hash != 0 && best.hash != figure.hash) {
         return absl::InternalError(str_cat(name, ": two runs of the same requests gave different tokens"));
       }
-      best = {std::max(best.tokens_per_s, figure.tokens_per_s), figure.hash};
+      best = {.tokens_per_s = std::max(best.tokens_per_s, figure.tokens_per_s), .hash = figure.hash, .speculation = {}};
     }
+    best.speculation = since(host->engine(), before);
     print_figure(config, name, best, baseline, command);
     return absl::OkStatus();
   };
