@@ -1,6 +1,7 @@
 // Absorbed MLA attention on the paged latent cache. The keys of a sequence are cut at multiples of kDecodeKeys; each
 // chunk gives a partial softmax of its own, and the partials are merged in order of position. So the bits depend on
-// the sequence alone, while any thread can take any chunk: a long sequence is spread over all threads.
+// the sequence alone, while any thread can take any chunk: a long sequence is spread over all threads, and the heads of
+// a short one.
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -39,7 +40,8 @@ class Decoder {
 
   void run() {
     if (many_even_sequences()) return run_by_sequence();
-    for (const AttentionSpan& span : args_.spans) start(span);
+    if (few_chunks()) return run_by_heads();
+    for (const AttentionSpan& span : args_.spans) start(span, 0, num_heads_);
     for (const AttentionSpan& span : args_.spans) {
       for (int64_t chunk = 0; span.q_len > 0 && chunk < num_chunks(span); ++chunk) {
         if (num_slots_ + span.q_len > kWaveSlots) flush();
@@ -48,7 +50,7 @@ class Decoder {
       }
     }
     flush();
-    for (const AttentionSpan& span : args_.spans) finish(span);
+    for (const AttentionSpan& span : args_.spans) finish(span, 0, num_heads_);
   }
 
  private:
@@ -76,39 +78,61 @@ class Decoder {
     stream_.pool().run([&](int worker) {
       const int64_t slot = worker * (kWaveSlots / stream_.pool().num_threads());
       for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < args_.spans.size();) {
-        const AttentionSpan& span = args_.spans[i];
-        start(span);
-        for (int64_t chunk = 0; span.q_len > 0 && chunk < num_chunks(span); ++chunk) {
-          const Item item{&span, chunk, slot};
-          compute(item);
-          merge(item, 0, num_heads_);
-        }
-        finish(span);
+        run_span(args_.spans[i], slot, 0, num_heads_);
       }
     });
+  }
+
+  // Too few chunks to occupy all threads: each takes some heads of all sequences.
+  bool few_chunks() const {
+    int64_t total = 0;
+    for (const AttentionSpan& span : args_.spans) total += num_chunks(span);
+    return total < 2 * stream_.pool().num_threads() && stream_.pool().num_threads() <= num_heads_;
+  }
+
+  void run_by_heads() {
+    const int64_t num_threads = stream_.pool().num_threads();
+    stream_.pool().run([&](int worker) {
+      const int64_t begin = num_heads_ * worker / num_threads, end = num_heads_ * (worker + 1) / num_threads;
+      for (const AttentionSpan& span : args_.spans) run_span(span, /*slot=*/0, begin, end);
+    });
+  }
+
+  void run_span(const AttentionSpan& span, int64_t slot, int64_t head_begin, int64_t head_end) const {
+    start(span, head_begin, head_end);
+    for (int64_t chunk = 0; span.q_len > 0 && chunk < num_chunks(span); ++chunk) {
+      const Item item{&span, chunk, slot};
+      compute(item, head_begin, head_end);
+      merge(item, head_begin, head_end);
+    }
+    finish(span, head_begin, head_end);
   }
 
   float* total_max(int64_t token) const { return total_.row<float>(0) + token * num_heads_; }
   float* total_sum(int64_t token) const { return total_.row<float>(1) + token * num_heads_; }
 
-  void start(const AttentionSpan& span) const {
-    const Tensor out = args_.out.rows(span.q_begin, span.q_begin + span.q_len);
-    std::fill_n(out.f32(), out.num_elements(), 0.0f);
-    std::fill_n(total_max(span.q_begin), span.q_len * num_heads_, -std::numeric_limits<float>::infinity());
-    std::fill_n(total_sum(span.q_begin), span.q_len * num_heads_, 0.0f);
+  void start(const AttentionSpan& span, int64_t head_begin, int64_t head_end) const {
+    const int64_t count = head_end - head_begin;
+    for (int64_t token = span.q_begin; token < span.q_begin + span.q_len; ++token) {
+      std::fill_n(args_.out.row<float>(token) + head_begin * lora_, count * lora_, 0.0f);
+      std::fill_n(total_max(token) + head_begin, count, -std::numeric_limits<float>::infinity());
+      std::fill_n(total_sum(token) + head_begin, count, 0.0f);
+    }
   }
 
   // A query that saw no key keeps its zeros.
-  void finish(const AttentionSpan& span) const {
-    for (int64_t i = 0; i < span.q_len * num_heads_; ++i) {
-      const float sum = total_sum(span.q_begin)[i];
-      if (sum != 0.0f) ops_.scale(args_.out.row<float>(span.q_begin) + i * lora_, 1.0f / sum, lora_);
+  void finish(const AttentionSpan& span, int64_t head_begin, int64_t head_end) const {
+    for (int64_t token = span.q_begin; token < span.q_begin + span.q_len; ++token) {
+      for (int64_t h = head_begin; h < head_end; ++h) {
+        const float sum = total_sum(token)[h];
+        if (sum != 0.0f) ops_.scale(args_.out.row<float>(token) + h * lora_, 1.0f / sum, lora_);
+      }
     }
   }
 
   // Computes the partials of the wave, then merges them.
   void flush() {
-    stream_.pool().parallel_each(num_items_, [this](int64_t i) { compute(items_[i]); });
+    stream_.pool().parallel_each(num_items_, [this](int64_t i) { compute(items_[i], 0, num_heads_); });
     // Items of one sequence lie together; head by head, each is merged in order.
     if (num_items_ > 0)
       stream_.pool().parallel_for(num_heads_, 1, [this](int64_t begin, int64_t end) {
@@ -117,7 +141,7 @@ class Decoder {
     num_items_ = num_slots_ = 0;
   }
 
-  void compute(const Item& item) const {
+  void compute(const Item& item, int64_t head_begin, int64_t head_end) const {
     const AttentionSpan& span = *item.span;
     const float* keys[kDecodeKeys];
     alignas(64) float wide[kDecodeKeys * kMaxWidth];  // touched for bf16 only
@@ -132,13 +156,13 @@ class Decoder {
     }
     for (int64_t t = 0; t < span.q_len; ++t) {
       const int64_t seen = chunk_keys(span, t, item.chunk), slot = item.slot + t;
-      for (int64_t h = 0; h < num_heads_ && seen > 0; h += kDecodeHeads) {
+      for (int64_t h = head_begin; h < head_end && seen > 0; h += kDecodeHeads) {
         ops_.decode_chunk({.keys = keys,
                            .num_keys = seen,
                            .width = width_,
                            .lora = lora_,
                            .q = args_.q.row<float>(span.q_begin + t) + h * width_,
-                           .num_heads = std::min(kDecodeHeads, num_heads_ - h),
+                           .num_heads = std::min(kDecodeHeads, head_end - h),
                            .scale = args_.softmax_scale,
                            .max = state_.row<float>(0) + slot * num_heads_ + h,
                            .sum = state_.row<float>(1) + slot * num_heads_ + h,
