@@ -1,5 +1,6 @@
-"""Many streams at once for a while, some of them abandoned, then: no error, memory and KV blocks as before. Usage:
-soak.py [MOESAIC_BINARY [MODEL_DIR]] [--seconds 60] [--streams 64] [--seed 1]. Standard library only."""
+"""Many streams at once for a while, some of them abandoned, some constrained, with shared beginnings, in a pool that is
+too small for all: then no error, every stream ended once, memory and KV blocks as before. Usage: soak.py
+[MOESAIC_BINARY [MODEL_DIR]] [--seconds 60] [--streams 64] [--seed 1]. Standard library only."""
 import argparse
 import asyncio
 import json
@@ -10,21 +11,44 @@ import time
 import server as server_module
 
 READ_TIMEOUT_S = 120
-WARM_UP_S = 5
+WARM_UP_S = 10
 MAX_GROWTH_BYTES = 32 << 20  # of resident memory between the warm-up and the end
+# A pool of each of the 4 groups for some of its streams: cached blocks are evicted, sequences preempted.
+FLAGS = ("--max-total-tokens", "1024", "--context-length", "512")
 QUESTIONS = ("Tell me a tale.", "What is 14 + 27?", "Spell the word river.", "Sort 5 3 9 1.", "Say hello.")
+SYSTEMS = tuple(f"You are helper {i}. " + "Answer in few words, and never in verse. " * 8 for i in range(4))
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer",
+          "minimum": 0, "maximum": 150}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3}},
+          "required": ["name", "age", "tags"], "additionalProperties": False}
 
 
 class Totals:
     def __init__(self):
-        self.streams = self.tokens = self.abandoned = 0
+        self.streams = self.tokens = self.abandoned = self.constrained = 0
         self.errors = []
 
 
 def body_of(rng, name):
-    return {"model": name, "messages": [{"role": "user", "content": rng.choice(QUESTIONS) + " " * rng.randrange(3)}],
-            "max_tokens": rng.choice((4, 16, 64, 128)), "temperature": rng.choice((0, 1)), "stream": True,
-            "n": rng.choice((1, 1, 1, 2)), "stream_options": {"include_usage": True}}
+    messages = [{"role": "user", "content": rng.choice(QUESTIONS) + " " * rng.randrange(3)}]
+    if rng.random() < 0.5:
+        messages.insert(0, {"role": "system", "content": rng.choice(SYSTEMS)})
+    body = {"model": name, "messages": messages, "max_tokens": rng.choice((4, 16, 64, 128)),
+            "temperature": rng.choice((0, 1)), "stream": True, "n": rng.choice((1, 1, 1, 2)),
+            "stream_options": {"include_usage": True}}
+    if rng.random() < 0.15:
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+    elif rng.random() < 0.2:
+        body.update(max_tokens=240, ignore_eos=True)
+    return body
+
+
+def check_constrained(text, reason):
+    """What ended by itself is a whole answer to SCHEMA; what was cut may end anywhere."""
+    if reason != "stop":
+        return
+    value = json.loads(text)
+    assert set(value) == {"name", "age", "tags"} and 0 <= value["age"] <= 150, text
+    assert len(value["name"]) <= 12 and len(value["tags"]) <= 3 and set(value["tags"]) <= {"a", "b"}, text
 
 
 async def send(port, body):
@@ -55,7 +79,7 @@ async def events(reader):
 
 
 async def read_stream(reader, body, totals):
-    reasons, last, usage = [], "", None
+    reasons, texts, last, usage = {}, {}, "", None
     async for data in events(reader):
         assert last != "[DONE]", "an event after [DONE]"
         last = data
@@ -64,8 +88,18 @@ async def read_stream(reader, body, totals):
         chunk = json.loads(data)
         assert "error" not in chunk, data
         usage = chunk.get("usage") or usage
-        reasons += [choice["finish_reason"] for choice in chunk["choices"] if choice["finish_reason"]]
-    assert last == "[DONE]" and len(reasons) == body["n"] and set(reasons) <= {"stop", "length"}, (last, reasons)
+        for choice in chunk["choices"]:
+            index = choice["index"]
+            texts[index] = texts.get(index, "") + (choice["delta"].get("content") or "")
+            if choice["finish_reason"]:
+                assert index not in reasons, "a choice ended twice"
+                reasons[index] = choice["finish_reason"]
+    assert last == "[DONE]" and len(reasons) == body["n"], (last, reasons)
+    assert set(reasons.values()) <= {"stop", "length"}, reasons
+    if "response_format" in body:
+        for index, reason in reasons.items():
+            check_constrained(texts[index], reason)
+        totals.constrained += 1
     assert 0 < usage["completion_tokens"] <= body["n"] * body["max_tokens"], usage
     totals.tokens += usage["completion_tokens"]
 
@@ -107,7 +141,7 @@ def main():
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    with server_module.Server(options.program, options.model) as server:
+    with server_module.Server(options.program, options.model, *FLAGS) as server:
         totals = Totals()
         asyncio.run(load(options.seed, min(WARM_UP_S, options.seconds), options.streams, server, totals))
         server.wait_at_rest()
@@ -118,13 +152,18 @@ def main():
         elapsed = time.monotonic() - start
         server.wait_at_rest()
         growth = server.rss_bytes() - before
+        preempted = server.metric("vllm:num_preemptions_total")
+        cached = server.metric("sglang:cached_tokens_total")
+        guessed = server.metric("vllm:spec_decode_num_accepted_tokens_total")
         assert server.request("GET", "/health_generate")[0] == 200
         code = server.stop()
-    print(f"seed {options.seed}: {totals.streams} streams, {totals.abandoned} abandoned, "
+    print(f"seed {options.seed}: {totals.streams} streams, {totals.constrained} constrained, {totals.abandoned} abandoned, "
+          f"{preempted:.0f} preemptions, {cached:.0f} cached tokens, {guessed:.0f} tokens guessed right, "
           f"{(totals.tokens - tokens_before) / elapsed:.0f} tokens/s, memory {growth / 2**20:+.1f} MiB, exit code {code}")
     for error in totals.errors:
         print("error:", error)
     good = not totals.errors and totals.streams > 0 and growth <= MAX_GROWTH_BYTES and code == 0
+    good = good and min(totals.constrained, preempted, cached, guessed) > 0
     print("1 passed, 0 failed" if good else "0 passed, 1 failed")
     return 0 if good else 1
 
