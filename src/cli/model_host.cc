@@ -14,6 +14,7 @@ constexpr int64_t kDefaultContexts = 16;         // of the default KV pool, over
 constexpr int64_t kDefaultTokensPerStep = 2048;  // over all groups: more gains nothing on a CPU
 constexpr int64_t kMinTokensPerStep = 256;
 constexpr int kDefaultDraftDepth = 3;
+constexpr int64_t kPromptLogitRows = 64;  // of a step, beside those that all running requests may need
 constexpr int64_t kMiB = 1 << 20;
 
 int64_t kv_bytes_per_token(const ModelConfig& config, const ModelOptions& options) {
@@ -102,6 +103,9 @@ absl::StatusOr<EnginePlan> plan_engine(const ModelSettings& settings, const Mode
   const int64_t share = std::max(kDefaultTokensPerStep / layout.dp_size, kMinTokensPerStep);
   plan.model.max_tokens_per_step = std::max<int64_t>(
       settings.chunked_prefill_size > 0 ? settings.chunked_prefill_size : share, settings.max_running_requests);
+  plan.model.max_logit_rows =
+      std::min<int64_t>(plan.model.max_tokens_per_step,
+                        int64_t{settings.max_running_requests} * (1 + plan.max_draft_depth) + kPromptLogitRows);
   // A preempted sequence is recomputed in pieces of at most 8 tokens.
   plan.model.max_chunks = settings.max_running_requests + plan.model.max_tokens_per_step / 8 + 1;
   return plan;
@@ -163,6 +167,7 @@ absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& 
                            .max_running_requests = settings.max_running_requests,
                            .max_queued_requests = settings.max_queued_requests,
                            .max_tokens_per_step = plan.model.max_tokens_per_step,
+                           .max_logit_rows_per_step = plan.model.max_logit_rows,
                            .prefix_cache = !settings.disable_radix_cache,
                            .mixed_steps = settings.enable_mixed_chunk,
                            .prefill_delay_steps = settings.prefill_delay_steps,

@@ -25,6 +25,7 @@ absl::StatusOr<std::unique_ptr<SequenceScorer>> SequenceScorer::load(const Model
   options.max_tokens_per_step = std::min(kChunkTokens, options.max_position);
   options.max_chunks = 1;
   options.max_decode_tokens = 1;
+  options.max_logit_rows = options.max_tokens_per_step;
   options.load_mtp = load_mtp;
   const RankGroupOptions group_options = {
       .model_dir = settings.model_path,

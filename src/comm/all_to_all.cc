@@ -129,13 +129,11 @@ int64_t AllToAll::capacity_rows(const AllToAllOptions& options, A2aMode mode) {
 }
 
 int64_t AllToAll::buffer_bytes(const AllToAllOptions& options) {
-  return 2 * row_bytes(options) + table_bytes(options);
+  return row_bytes(options) + table_bytes(options);
 }
 
-A2aBuffers::A2aBuffers(const AllToAllOptions& options)
-    : x_(row_bytes(options)), y_(row_bytes(options)), tables_(table_bytes(options)) {
-  use_small_pages(x_);
-  use_small_pages(y_);
+A2aBuffers::A2aBuffers(const AllToAllOptions& options) : rows_(row_bytes(options)), tables_(table_bytes(options)) {
+  use_small_pages(rows_);
   cut_tables(options, tables_.data(), *this);
   if (options.num_ranks == 1) sorted = entries;
 }

@@ -3,8 +3,8 @@
 //
 //   a2a.dispatch_send(kNormal, {x, topk_ids, topk_weights});   // ... shared expert ...
 //   a2a.dispatch_recv(&rows);                                  // rows.x: expert-major inputs of this rank's slots
-//   ... grouped GEMMs from rows.x into rows.y ...
-//   a2a.combine_send(rows);
+//   ... every row of rows.x becomes its expert's output, in place ...
+//   a2a.combine_send();
 //   a2a.combine_recv(y);          // y[t] = sum_k topk_weights[t, k] * f_{topk_ids[t, k]}(x[t])
 //
 // The sum runs in f32 in top-k order, so results depend neither on arrival order nor on the number of ranks. Ids of -1
@@ -53,8 +53,8 @@ struct DispatchArgs {
 
 // Filled by dispatch_recv; memory belongs to the AllToAll and is valid until its next dispatch_send.
 struct ExpertRows {
-  Tensor x;                              // [capacity_rows, hidden] f32; rows outside the groups are undefined
-  Tensor y;                              // [capacity_rows, hidden] f32; the expert outputs go here, same rows
+  // [capacity_rows, hidden] f32; rows outside the groups are undefined. The experts' outputs take the inputs' places.
+  Tensor x;
   std::span<const int32_t> group_begin;  // [slots that this rank owns], as ParallelLayout::slots
   std::span<const int32_t> group_rows;   // [same]
 };
@@ -77,7 +77,7 @@ class AllToAll {
   static absl::Status validate(const AllToAllOptions& options);
   // Bytes of buffers of one rank; `options` are legal. Pages that no row ever touches cost no memory.
   static int64_t buffer_bytes(const AllToAllOptions& options);
-  // Rows of ExpertRows::x and y in this mode: enough for all tokens of all ranks going to this one.
+  // Rows of ExpertRows::x in this mode: enough for all tokens of all ranks going to this one.
   static int64_t capacity_rows(const AllToAllOptions& options, A2aMode mode);
 };
 

@@ -1,5 +1,5 @@
-// What one rank of an AllToAll allocates: two tables of rows (x, y) and one buffer of small tables, all sized here and
-// nowhere else. AllToAll::buffer_bytes() and the transports both use it, so they cannot differ.
+// What one rank of an AllToAll allocates: the received rows and one buffer of small tables, all sized here and nowhere
+// else. AllToAll::buffer_bytes() and the transports both use it, so they cannot differ.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,10 @@ struct A2aRoute {
 class A2aBuffers {
  public:
   explicit A2aBuffers(const AllToAllOptions& options);
-  int64_t allocated_bytes() const { return x_.num_bytes() + y_.num_bytes() + tables_.num_bytes(); }
+  int64_t allocated_bytes() const { return rows_.num_bytes() + tables_.num_bytes(); }
 
-  // Received rows, and the experts' results. [max capacity_rows, hidden] f32, filled by this rank.
-  float* x() const { return static_cast<float*>(x_.data()); }
-  float* y() const { return static_cast<float*>(y_.data()); }
+  // Received rows, then the experts' results in their places. [max capacity_rows, hidden] f32, filled by this rank.
+  float* rows() const { return static_cast<float*>(rows_.data()); }
 
   // As sender; filled by this rank in dispatch_send.
   A2aRoute* routes = nullptr;       // [max tokens, num_experts_per_tok]
@@ -52,8 +51,7 @@ class A2aBuffers {
   int32_t* source_begin = nullptr;  // [num_ranks, slots per rank] first row of each sender in each slot
 
  private:
-  Buffer x_;
-  Buffer y_;
+  Buffer rows_;
   Buffer tables_;
 };
 

@@ -1,10 +1,12 @@
 // AllToAll between threads of one process. Senders only publish routing tables; receivers fetch rows straight from the
-// sender's x (or e4m3 payload), and owners fetch results straight from the expert's y: every row is copied once.
+// sender's x (or e4m3 payload), and owners fetch results straight from where they were computed: every row is copied
+// once.
 //
 // Two meetings a layer, one in dispatch and one in combine, are enough without double buffering:
 //   - tables and x of a sender are read between the meetings, and the sender writes them again only in its next
 //     dispatch_send, after the combine meeting;
-//   - rows and y of a receiver are read after the combine meeting, and the receiver writes them again only in its next
+//   - rows of a receiver are read by others after the combine meeting, and the receiver writes them again only in its
+//   next
 //     dispatch_recv, after the next dispatch meeting, to which every reader comes with its reading done.
 #include <algorithm>
 #include <cstring>
@@ -205,8 +207,7 @@ absl::Status ThreadAllToAll::dispatch_recv(Stream& stream, ExpertRows* rows) {
   fetch(stream);
   shared_->group.end_reading(rank_);
   const int64_t capacity = capacity_rows(options_, mode_);
-  rows->x = Tensor(mine_.x(), DType::kF32, {capacity, options_.hidden});
-  rows->y = Tensor(mine_.y(), DType::kF32, {capacity, options_.hidden});
+  rows->x = Tensor(mine_.rows(), DType::kF32, {capacity, options_.hidden});
   rows->group_begin = {mine_.group_begin, static_cast<size_t>(num_own_slots_)};
   rows->group_rows = {mine_.group_rows, static_cast<size_t>(num_own_slots_)};
   next_ = Next::kCombineSend;
@@ -276,7 +277,7 @@ void ThreadAllToAll::fetch_from(int source, int64_t begin, int64_t end) {
   const float* first = nullptr;
   for (int64_t i = begin; i < end; ++i) {
     const A2aEntry& entry = entries[i];
-    float* const row = mine_.x() + (int64_t{source_begin[entry.slot - first_slot_]} + entry.position) * hidden;
+    float* const row = mine_.rows() + (int64_t{source_begin[entry.slot - first_slot_]} + entry.position) * hidden;
     if (i > begin && entries[i - 1].token == entry.token) {
       std::memcpy(row, first, hidden * sizeof(float));
       continue;
@@ -329,7 +330,7 @@ void ThreadAllToAll::combine_tokens(const Tensor& y, int64_t begin, int64_t end)
       const A2aBuffers& theirs = shared_->buffers[owner];
       const int32_t first = theirs.source_begin[rank_ * local_slots + route.slot - owner * local_slots];
       weights[num_rows] = mine_.weights[t * topk + k];
-      rows[num_rows++] = theirs.y() + (int64_t{first} + route.position) * options_.hidden;
+      rows[num_rows++] = theirs.rows() + (int64_t{first} + route.position) * options_.hidden;
     }
     weighted_sum(rows, weights, num_rows, options_.hidden, y.row<float>(t));
   }

@@ -37,13 +37,15 @@ void head_linear(Stream& stream, const HeadLinearArgs& args);
 
 // Rows of group g go through weights[g]. Groups with no rows are skipped; rows outside every group are neither read nor
 // written. Contiguous form: x [num_rows, k], group_begin gives the (aligned) start of each expert's rows. Masked form:
-// x viewed as [num_groups * max_rows, k] with group_begin[g] = g * max_rows.
+// x viewed as [num_groups * max_rows, k] with group_begin[g] = g * max_rows. With y_begin, a group's outputs lie
+// elsewhere than its inputs.
 struct GroupedLinearArgs {
   Tensor x;                               // [num_rows, k] f32
   std::span<const PackedWeight> weights;  // num_groups matrices [n, k]
   std::span<const int32_t> group_begin;   // [num_groups]
   std::span<const int32_t> group_rows;    // [num_groups], >= 0
-  Tensor y;                               // [num_rows, n] f32
+  Tensor y;                               // [num_rows of y, n] f32
+  std::span<const int32_t> y_begin = {};  // [num_groups]; empty: group_begin
 };
 void grouped_linear(Stream& stream, const GroupedLinearArgs& args);
 

@@ -36,7 +36,7 @@ struct DeepseekModel::Impl {
         rank(rank),
         fp8(options.activations == ActivationMode::kFp8 && config.fp8_weights),
         plan(options, options.layout.tp_rank(rank)),
-        arena(forward_arena_bytes(config, options)) {
+        arena(forward_workspace(config, options).total()) {
     for (int64_t layer = 0; layer < cache_layers(config, options); ++layer) {
       caches.emplace_back(kv_layer_bytes());
     }
@@ -149,6 +149,7 @@ void DeepseekModel::Impl::head(const RankContext&, Stream& stream, const PackedW
   result->hidden = hidden;
   if (options.layout.tp_rank(rank) != 0) return;
   const int64_t num_rows = static_cast<int64_t>(batch.logit_rows.size());
+  MOESAIC_CHECK_LE(num_rows, options.max_logit_rows);
   result->logits = arena.alloc(DType::kF32, {num_rows, config.vocab_size});
   const Tensor wanted = arena.alloc(DType::kF32, {num_rows, shape.hidden});
   for (int64_t i = 0; i < num_rows; ++i) {

@@ -35,6 +35,7 @@ struct ModelOptions {
   int64_t max_position = 0;         // positions [0, max_position) have RoPE entries
   int64_t max_chunks = 0;           // sequences of one DP group in one step; generated tokens may come in pieces of 8
   int64_t max_decode_tokens = 0;    // of one DP group in a step that is all low-latency
+  int64_t max_logit_rows = 0;       // of one DP group in one step
   bool load_mtp = false;
 };
 

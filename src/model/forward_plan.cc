@@ -35,56 +35,77 @@ int64_t mlp_bytes(int64_t num_rows, int64_t hidden, int64_t intermediate, bool f
   return sum.total();
 }
 
+// The rows are those of the AllToAll; the hidden layer takes them in slices.
 int64_t expert_bytes(const ModelConfig& config, const ModelOptions& options) {
   if (config.n_routed_experts == 0) return 0;
   const AllToAllOptions a2a = DeepseekModel::all_to_all_options(config, options);
-  const int64_t rows =
+  const int64_t capacity =
       std::max(AllToAll::capacity_rows(a2a, A2aMode::kNormal), AllToAll::capacity_rows(a2a, A2aMode::kLowLatency));
-  return mlp_bytes(rows, config.hidden_size, config.moe_intermediate_size, /*fp8=*/false);
+  BytesSum slices;
+  slices.add(DType::kI32, 3 * options.layout.slots_per_rank(config.n_routed_experts));
+  return slices.total() + mlp_bytes(std::min(capacity, kFfnSlice), config.hidden_size, config.moe_intermediate_size,
+                                    /*fp8=*/false);
 }
 
-}  // namespace
-
-int64_t forward_arena_bytes(const ModelConfig& config, const ModelOptions& options) {
-  const int64_t tokens = options.max_tokens_per_step;
-  const int64_t decode = tokens;  // tokens recomputed after a preemption take the decode path too
-  const int64_t tp_size = options.layout.tp_size, hidden = config.hidden_size;
-  const int64_t heads = config.num_attention_heads / tp_size;
-  const int64_t slice = (tokens + tp_size - 1) / tp_size;
+// q, then the projections in slices, or the attention output and what its paths need.
+int64_t attention_bytes(const ModelConfig& config, const ModelOptions& options) {
+  const int64_t tokens = options.max_tokens_per_step, heads = config.num_attention_heads / options.layout.tp_size;
   const bool fp8 = options.activations == ActivationMode::kFp8;
   const int64_t q_width = config.q_lora_rank > 0 ? config.q_lora_rank : heads * config.qk_head_dim();
   const LatentCache cache = {.rows = Tensor(),
                              .block_tokens = options.kv_block_tokens,
                              .kv_lora_rank = config.kv_lora_rank,
                              .rope_dim = config.qk_rope_head_dim};
-  BytesSum lasting;                                              // from one stage of a layer to a later one
-  lasting.add_f32(tokens * hidden);                              // x
-  lasting.add_f32(tokens * hidden);                              // normed
-  lasting.add_f32(tokens * (q_width + config.latent_dim()));     // qkv_a
-  lasting.add_f32(tokens * heads * config.qk_head_dim());        // q
-  lasting.add_f32(decode * heads * config.latent_dim());         // q_latent
-  lasting.add_f32(tokens * heads * config.v_head_dim);           // attn
+  BytesSum q, inputs, attn, absorbed, rounded;
+  q.add_f32(tokens * heads * config.qk_head_dim());
+  const int64_t slice = std::min(tokens, kTokenSlice);
+  inputs.add_f32(slice * (q_width + config.latent_dim()));
+  if (fp8) inputs.add_f32(slice * std::max(config.hidden_size, config.q_lora_rank));
+  attn.add_f32(tokens * heads * config.v_head_dim);
+  if (fp8) rounded.add_f32(tokens * heads * config.v_head_dim);
+  const int64_t run = std::min(tokens, kMaxAbsorbedRun);
+  absorbed.add_f32(run * heads * config.latent_dim());
+  absorbed.add_f32(run * heads * config.kv_lora_rank);
+  const int64_t decode = absorbed.total() + mla_decode_arena_bytes(run, heads, options.max_position, cache);
+  const int64_t prefill = mla_prefill_arena_bytes(tokens, heads, config.qk_nope_head_dim, config.v_head_dim, cache);
+  return q.total() + std::max(inputs.total(), attn.total() + std::max({decode, prefill, rounded.total()}));
+}
+
+int64_t ffn_bytes(const ModelConfig& config, const ModelOptions& options) {
+  const int64_t hidden = config.hidden_size, tp_size = options.layout.tp_size;
+  const int64_t slice = (options.max_tokens_per_step + tp_size - 1) / tp_size;
+  const int64_t widest = std::max(config.intermediate_size, config.n_shared_experts * config.moe_intermediate_size);
+  BytesSum lasting, gate, routed, gathered;
+  lasting.add_f32(slice * hidden);                               // ffn_out
   lasting.add(DType::kI32, slice * config.num_experts_per_tok);  // topk_ids
   lasting.add_f32(slice * config.num_experts_per_tok);           // topk_weights
-  lasting.add_f32(slice * hidden);                               // ffn_out
-  lasting.add_f32(tp_size * slice * hidden);                     // gathered ffn_out
+  gate.add_f32(slice * config.n_routed_experts);
+  routed.add_f32(slice * hidden);
+  if (tp_size > 1) gathered.add_f32(tp_size * slice * hidden);
+  const int64_t mlp =
+      mlp_bytes(std::min(slice, kFfnSlice), hidden, widest, options.activations == ActivationMode::kFp8);
+  return lasting.total() +
+         std::max({gate.total(), mlp, expert_bytes(config, options), routed.total(), gathered.total()});
+}
 
-  const int64_t widest_input =
-      std::max({2 * hidden, config.q_lora_rank, heads * config.v_head_dim, config.intermediate_size});
-  const int64_t decode_scratch = decode * heads * config.kv_lora_rank * int64_t{sizeof(float)} + kAlignment +
-                                 mla_decode_arena_bytes(decode, heads, options.max_position, cache);
-  const int64_t prefill_scratch =
-      mla_prefill_arena_bytes(tokens, heads, config.qk_nope_head_dim, config.v_head_dim, cache);
-  const int64_t widest_mlp = std::max(config.intermediate_size, config.n_shared_experts * config.moe_intermediate_size);
-  const int64_t scratch =
-      std::max({decode_scratch, prefill_scratch, tokens * widest_input * int64_t{sizeof(float)} + kAlignment,
-                mlp_bytes(slice, hidden, widest_mlp, fp8),
-                slice * (config.n_routed_experts + hidden) * int64_t{sizeof(float)} + 2 * kAlignment,
-                expert_bytes(config, options)});
-  BytesSum head;
-  head.add_f32(tokens * config.vocab_size);  // every token's logits may be wanted
-  head.add_f32(tokens * hidden);
-  return lasting.total() + std::max(scratch, head.total());
+}  // namespace
+
+int64_t ForwardWorkspace::total() const {
+  return residual + std::max({normed + std::max(attention, ffn), logits, mtp_input});
+}
+
+ForwardWorkspace forward_workspace(const ModelConfig& config, const ModelOptions& options) {
+  BytesSum rows, logits, mtp_input;
+  rows.add_f32(options.max_tokens_per_step * config.hidden_size);
+  logits.add_f32(options.max_logit_rows * config.vocab_size);
+  logits.add_f32(options.max_logit_rows * config.hidden_size);
+  if (options.load_mtp) mtp_input.add_f32(options.max_tokens_per_step * 2 * config.hidden_size);
+  return {.residual = rows.total(),
+          .normed = rows.total(),
+          .attention = attention_bytes(config, options),
+          .ffn = ffn_bytes(config, options),
+          .logits = logits.total(),
+          .mtp_input = mtp_input.total()};
 }
 
 absl::Status validate_options(const ModelConfig& config, const ModelOptions& options) {
@@ -99,6 +120,7 @@ absl::Status validate_options(const ModelConfig& config, const ModelOptions& opt
   MOESAIC_RETURN_IF_ERROR(positive("max_chunks", options.max_chunks));
   MOESAIC_RETURN_IF_ERROR(positive("max_decode_tokens", options.max_decode_tokens));
   MOESAIC_RETURN_IF_ERROR(positive("max_position", options.max_position));
+  MOESAIC_RETURN_IF_ERROR(positive("max_logit_rows", options.max_logit_rows));
   if (options.kv_dtype != DType::kF32 && options.kv_dtype != DType::kBF16) {
     return absl::InvalidArgumentError(
         str_cat("--kv-cache-dtype: expected f32 or bf16, found ", dtype_name(options.kv_dtype)));
@@ -118,7 +140,7 @@ ForwardPlan::ForwardPlan(const ModelOptions& options, int tp_rank) : options_(op
   slots_.reserve(options.max_tokens_per_step);
   // A piece becomes one span, and one more for every kMaxAbsorbedQueries of its tokens.
   spans_.reserve(max_pieces(options) + options.max_tokens_per_step / kMaxAbsorbedQueries);
-  runs_.reserve(max_pieces(options));
+  runs_.reserve(max_pieces(options) + options.max_tokens_per_step / (kMaxAbsorbedRun - kMaxAbsorbedQueries) + 1);
 }
 
 void ForwardPlan::add_tokens(const SequenceChunk& chunk) {
@@ -130,28 +152,31 @@ void ForwardPlan::add_tokens(const SequenceChunk& chunk) {
   }
 }
 
-// Appends to the last run, or opens one when the path changes. spans_ never grows past its capacity, so that the runs'
-// views stay valid.
-void ForwardPlan::add_spans(const SequenceChunk& chunk, MicroBatch& micro) {
-  const bool is_absorbed = !chunk.is_prefill;
-  if (runs_.empty() || runs_.back().is_absorbed != is_absorbed) {
-    runs_.push_back({.tokens = {chunk.token_begin, chunk.token_begin},
-                     .is_absorbed = is_absorbed,
-                     .latent_begin = micro.num_absorbed_tokens,
-                     .spans = {spans_.data() + spans_.size(), 0}});
+// The last run, or a new one at token `begin` when the path changes or the run is full. spans_ never grows past its
+// capacity, so that the runs' views stay valid.
+AttentionRun& ForwardPlan::run_for(bool is_absorbed, int64_t begin, int64_t num_queries) {
+  const bool is_open = !runs_.empty() && runs_.back().is_absorbed == is_absorbed &&
+                       (!is_absorbed || runs_.back().tokens.size() + num_queries <= kMaxAbsorbedRun);
+  if (!is_open) {
+    runs_.push_back(
+        {.tokens = {begin, begin}, .is_absorbed = is_absorbed, .spans = {spans_.data() + spans_.size(), 0}});
   }
-  AttentionRun& run = runs_.back();
+  return runs_.back();
+}
+
+void ForwardPlan::add_spans(const SequenceChunk& chunk) {
+  const bool is_absorbed = !chunk.is_prefill;
   const int32_t piece = is_absorbed ? kMaxAbsorbedQueries : std::max(chunk.num_tokens, 1);
   for (int32_t at = 0; at < chunk.num_tokens; at += piece) {
     const int32_t num_queries = std::min(piece, chunk.num_tokens - at);
+    AttentionRun& run = run_for(is_absorbed, chunk.token_begin + at, num_queries);
     spans_.push_back({.q_begin = static_cast<int32_t>(chunk.token_begin + at - run.tokens.begin),
                       .q_len = num_queries,
                       .kv_len = chunk.kv_begin + at + num_queries,
                       .block_table = chunk.block_table});
     run.spans = {run.spans.data(), run.spans.size() + 1};
+    run.tokens.end += num_queries;
   }
-  run.tokens.end += chunk.num_tokens;
-  if (is_absorbed) micro.num_absorbed_tokens += chunk.num_tokens;
 }
 
 MicroBatch ForwardPlan::build(const ForwardBatch& batch) {
@@ -166,7 +191,7 @@ MicroBatch ForwardPlan::build(const ForwardBatch& batch) {
   runs_.clear();
   for (const SequenceChunk& chunk : batch.chunks) {
     add_tokens(chunk);
-    add_spans(chunk, micro);
+    add_spans(chunk);
   }
   MOESAIC_CHECK_EQ(static_cast<int64_t>(positions_.size()), micro.num_tokens);
   micro.positions = positions_;

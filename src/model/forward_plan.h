@@ -8,8 +8,18 @@
 
 namespace moesaic {
 
-// Bytes of the arena of one rank: enough for the largest step that the options allow.
-int64_t forward_arena_bytes(const ModelConfig& config, const ModelOptions& options);
+// Bytes of one rank's arena, enough for the largest step that the options allow. What follows one another in a step
+// shares memory.
+struct ForwardWorkspace {
+  int64_t residual = 0;   // the residual stream, through all layers
+  int64_t normed = 0;     // through a layer
+  int64_t attention = 0;  // queries, outputs, what a slice of tokens takes on the way
+  int64_t ffn = 0;        // outputs, routing, what a slice of rows takes in a hidden layer
+  int64_t logits = 0;
+  int64_t mtp_input = 0;
+  int64_t total() const;  // max(normed + max(attention, ffn), logits, mtp_input) behind the residual stream
+};
+ForwardWorkspace forward_workspace(const ModelConfig& config, const ModelOptions& options);
 
 // Errors name the option and its limit.
 absl::Status validate_options(const ModelConfig& config, const ModelOptions& options);
@@ -22,7 +32,8 @@ class ForwardPlan {
 
  private:
   void add_tokens(const SequenceChunk& chunk);
-  void add_spans(const SequenceChunk& chunk, MicroBatch& micro);
+  AttentionRun& run_for(bool is_absorbed, int64_t begin, int64_t num_queries);
+  void add_spans(const SequenceChunk& chunk);
 
   const ModelOptions options_;
   const int tp_rank_;

@@ -21,11 +21,15 @@ struct RankShape {
   int64_t latent() const { return lora + rope; }
 };
 
+// Workspace stays small because operations on many tokens work in slices; rows do not depend on what is beside them.
+inline constexpr int64_t kMaxAbsorbedRun = 256;  // generated tokens that pass through attention together
+inline constexpr int64_t kTokenSlice = 512;      // tokens of the low-rank projections
+inline constexpr int64_t kFfnSlice = 1024;       // rows inside the hidden layer of an FFN or of the experts
+
 // Neighbouring tokens of a step that take the same attention path.
 struct AttentionRun {
   Range tokens;
-  bool is_absorbed = false;              // generated tokens; else the expanded path
-  int64_t latent_begin = 0;              // row in MicroBatch::q_latent of its first token, if absorbed
+  bool is_absorbed = false;              // generated tokens, at most kMaxAbsorbedRun; else the expanded path
   std::span<const AttentionSpan> spans;  // q_begin counted from tokens.begin
 };
 
@@ -34,7 +38,6 @@ struct AttentionRun {
 struct MicroBatch {
   // The whole step.
   int64_t num_tokens = 0;
-  int64_t num_absorbed_tokens = 0;
   std::span<const int32_t> positions;  // [num_tokens]
   std::span<const int32_t> slots;      // [num_tokens] cache rows
   std::span<const AttentionRun> runs;  // cover all tokens
@@ -45,14 +48,13 @@ struct MicroBatch {
 
   // Within a layer.
   Tensor normed;        // [num_tokens, hidden] input of attention, then of the FFN
-  Tensor qkv_a;         // [num_tokens, n of qkv_a]
-  Tensor q;             // [num_tokens, heads, nope + rope]
-  Tensor q_latent;      // [num_absorbed_tokens, heads, lora + rope]
+  Tensor q;             // [num_tokens, heads, nope + rope]; with attn, given back when attention ends
   Tensor attn;          // [num_tokens, heads * v]
   Tensor topk_ids;      // [ffn tokens, k] i32
   Tensor topk_weights;  // [ffn tokens, k] f32
   Tensor ffn_out;       // [ffn_slice, hidden] dense or shared-expert output, then the sum with the experts
   ExpertRows rows;
+  int64_t attention_mark = 0;  // of the arena: what attention allocates lies behind it
 };
 
 // What the operations of one layer see.

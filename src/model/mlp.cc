@@ -1,5 +1,7 @@
 // The dense feed-forward network, and what dense and MoE layers share: the norm before and the residual after. Work is
 // split by tokens between the TP ranks of a group (data-parallel), then gathered.
+#include <algorithm>
+
 #include "model/layer_ops.h"
 
 namespace moesaic {
@@ -17,12 +19,16 @@ void quantised_linear(const LayerContext& context, const Tensor& x, const Packed
 }
 
 void mlp_forward(const LayerContext& context, const MlpWeights& weights, const Tensor& x, const Tensor& y) {
-  Arena::Scope scope(context.arena);
-  const Tensor gate_up = context.arena.alloc(DType::kF32, {x.dim(0), weights.gate_up.n()});
-  quantised_linear(context, x, weights.gate_up, Tensor(), gate_up);
-  const Tensor act = context.arena.alloc(DType::kF32, {x.dim(0), weights.down.k()});
-  silu_mul(context.stream, {.gate_up = gate_up, .y = act, .fp8 = context.fp8 && weights.down.dtype() == DType::kE4M3});
-  linear(context.stream, {.x = act, .weight = &weights.down, .bias = Tensor(), .y = y});
+  const bool fp8 = context.fp8 && weights.down.dtype() == DType::kE4M3;
+  for (int64_t begin = 0; begin < x.dim(0); begin += kFfnSlice) {
+    const int64_t end = std::min(begin + kFfnSlice, x.dim(0));
+    Arena::Scope scope(context.arena);
+    const Tensor gate_up = context.arena.alloc(DType::kF32, {end - begin, weights.gate_up.n()});
+    quantised_linear(context, x.rows(begin, end), weights.gate_up, Tensor(), gate_up);
+    const Tensor act = context.arena.alloc(DType::kF32, {end - begin, weights.down.k()});
+    silu_mul(context.stream, {.gate_up = gate_up, .y = act, .fp8 = fp8});
+    linear(context.stream, {.x = act, .weight = &weights.down, .bias = Tensor(), .y = y.rows(begin, end)});
+  }
 }
 
 absl::Status post_attention_norm(const LayerContext& context, MicroBatch& batch) {

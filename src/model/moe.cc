@@ -1,5 +1,7 @@
 // Mixture of experts: gate, dispatch, expert MLPs as grouped GEMMs, combine; the shared expert fits between send and
 // receive.
+#include <algorithm>
+
 #include "model/layer_ops.h"
 
 namespace moesaic {
@@ -49,26 +51,71 @@ absl::Status dispatch_recv(const LayerContext& context, MicroBatch& batch) {
   return context.rank.all_to_all->dispatch_recv(context.stream, &batch.rows);
 }
 
+namespace {
+
+// Cuts received rows into slices of at most kFfnSlice rows, expert by expert, whose hidden layer lies packed: what it
+// takes depends neither on the worst case nor on how far apart the experts' rows are.
+class ExpertSlices {
+ public:
+  ExpertSlices(const ExpertRows& from, Arena& arena)
+      : from_(from), table_(arena.alloc(DType::kI32, {3, static_cast<int64_t>(from.group_rows.size())})) {}
+
+  // Rows of the next slice; 0 after the last.
+  int64_t next() {
+    int64_t total = 0;
+    const int64_t num_groups = table_.dim(1);
+    std::fill_n(table_.row<int32_t>(1), num_groups, 0);
+    while (group_ < num_groups && total < kFfnSlice) {
+      const int64_t count = std::min<int64_t>(from_.group_rows[group_] - done_, kFfnSlice - total);
+      table_.row<int32_t>(0)[group_] = static_cast<int32_t>(from_.group_begin[group_] + done_);
+      table_.row<int32_t>(1)[group_] = static_cast<int32_t>(count);
+      table_.row<int32_t>(2)[group_] = static_cast<int32_t>(total);
+      total += count;
+      done_ += count;
+      if (done_ < from_.group_rows[group_]) break;  // the slice is full
+      ++group_;
+      done_ = 0;
+    }
+    return total;
+  }
+  std::span<const int32_t> received() const { return line(0); }  // first row of each expert's part in ExpertRows::x
+  std::span<const int32_t> rows() const { return line(1); }      // rows of each part
+  std::span<const int32_t> packed() const { return line(2); }    // first row of each part in the hidden layer
+
+ private:
+  std::span<const int32_t> line(int i) const { return {table_.row<int32_t>(i), static_cast<size_t>(table_.dim(1))}; }
+
+  const ExpertRows& from_;
+  const Tensor table_;
+  int64_t group_ = 0;  // next row: done_ of this group
+  int64_t done_ = 0;
+};
+
+}  // namespace
+
 absl::Status run_experts(const LayerContext& context, MicroBatch& batch) {
   const ExpertWeights::Layer& experts = context.expert_weights;
-  const ExpertRows& rows = batch.rows;
-  Arena::Scope scope(context.arena);
   const int64_t intermediate = context.config.moe_intermediate_size;
-  const Tensor gate_up = context.arena.alloc(DType::kF32, {rows.x.dim(0), 2 * intermediate});
-  const Tensor act = context.arena.alloc(DType::kF32, {rows.x.dim(0), intermediate});
-  grouped_linear(context.stream, {.x = rows.x,
-                                  .weights = experts.gate_up,
-                                  .group_begin = rows.group_begin,
-                                  .group_rows = rows.group_rows,
-                                  .y = gate_up});
-  silu_mul(context.stream, {.gate_up = gate_up,
-                            .y = act,
-                            .group_begin = rows.group_begin,
-                            .group_rows = rows.group_rows,
-                            .fp8 = context.fp8});
-  grouped_linear(
-      context.stream,
-      {.x = act, .weights = experts.down, .group_begin = rows.group_begin, .group_rows = rows.group_rows, .y = rows.y});
+  Arena::Scope scope(context.arena);
+  ExpertSlices slices(batch.rows, context.arena);
+  while (const int64_t num_rows = slices.next()) {
+    Arena::Scope slice_scope(context.arena);
+    const Tensor gate_up = context.arena.alloc(DType::kF32, {num_rows, 2 * intermediate});
+    const Tensor act = context.arena.alloc(DType::kF32, {num_rows, intermediate});
+    grouped_linear(context.stream, {.x = batch.rows.x,
+                                    .weights = experts.gate_up,
+                                    .group_begin = slices.received(),
+                                    .group_rows = slices.rows(),
+                                    .y = gate_up,
+                                    .y_begin = slices.packed()});
+    silu_mul(context.stream, {.gate_up = gate_up, .y = act, .fp8 = context.fp8});
+    grouped_linear(context.stream, {.x = act,
+                                    .weights = experts.down,
+                                    .group_begin = slices.packed(),
+                                    .group_rows = slices.rows(),
+                                    .y = batch.rows.x,
+                                    .y_begin = slices.received()});
+  }
   return context.rank.all_to_all->combine_send(context.stream);
 }
 

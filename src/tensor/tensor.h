@@ -104,6 +104,9 @@ class Arena {
  public:
   explicit Arena(int64_t num_bytes) : buffer_(num_bytes) {}
   Tensor alloc(DType dtype, Shape shape);
+  // Where the next tensor will be; release(mark()) gives everything allocated since back.
+  int64_t mark() const { return used_; }
+  void release(int64_t mark) { used_ = mark; }
   // Everything goes back at once: the start of a new step.
   void reset() { used_ = 0; }
   bool contains(const void* address) const {
@@ -116,8 +119,8 @@ class Arena {
 
   class Scope {
    public:
-    explicit Scope(Arena& arena) : arena_(arena), mark_(arena.used_) {}
-    ~Scope() { arena_.used_ = mark_; }
+    explicit Scope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
+    ~Scope() { arena_.release(mark_); }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 

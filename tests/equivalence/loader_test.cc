@@ -49,6 +49,7 @@ class EditedModel {
                      .max_position = 64,
                      .max_chunks = 2,
                      .max_decode_tokens = 2,
+                     .max_logit_rows = 16,
                      .load_mtp = true};
     return RankGroup::load(options).status();
   }
@@ -141,8 +142,12 @@ TEST(Loader, SizesThatContradictTheCheckpointAreRefused) {
   const auto original = nlohmann::json::parse(text);
   RankGroupOptions options;
   options.model_dir = dir.string();
-  options.model = {
-      .num_kv_blocks = 2, .max_tokens_per_step = 8, .max_position = 64, .max_chunks = 1, .max_decode_tokens = 1};
+  options.model = {.num_kv_blocks = 2,
+                   .max_tokens_per_step = 8,
+                   .max_position = 64,
+                   .max_chunks = 1,
+                   .max_decode_tokens = 1,
+                   .max_logit_rows = 8};
   for (const char* field :
        {"vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_attention_heads",
         "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "n_routed_experts",

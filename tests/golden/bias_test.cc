@@ -28,8 +28,12 @@ absl::Status load_with_config(const std::string& model, const std::string& from,
   std::ofstream(dir / "config.json") << config;
   RankGroupOptions options;
   options.model_dir = dir.string();
-  options.model = {
-      .num_kv_blocks = 2, .max_tokens_per_step = 8, .max_position = 64, .max_chunks = 1, .max_decode_tokens = 1};
+  options.model = {.num_kv_blocks = 2,
+                   .max_tokens_per_step = 8,
+                   .max_position = 64,
+                   .max_chunks = 1,
+                   .max_decode_tokens = 1,
+                   .max_logit_rows = 8};
   const absl::Status status = RankGroup::load(options).status();
   fs::remove_all(dir);
   return status;

@@ -61,6 +61,7 @@ std::unique_ptr<RankGroup> load_group(const std::string& model, const RunOptions
       .max_position = options.max_position,
       .max_chunks = options.max_sequences,
       .max_decode_tokens = options.max_sequences,
+      .max_logit_rows = options.max_tokens_per_step,
       .load_mtp = options.load_mtp};
   auto group = RankGroup::load(load);
   if (!group.ok()) ADD_FAILURE() << group.status();
