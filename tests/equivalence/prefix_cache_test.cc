@@ -34,7 +34,8 @@ std::unique_ptr<RankGroup> load(int ep_size) {
                    .max_tokens_per_step = kMaxStep,
                    .max_position = kMaxPosition,
                    .max_chunks = kMaxRunning + kMaxStep / 8 + 1,
-                   .max_decode_tokens = kMaxRunning};
+                   .max_decode_tokens = kMaxRunning,
+                   .max_logit_rows = kMaxStep};
   auto group = RankGroup::load(options);
   MOESAIC_CHECK(group.ok());
   return *std::move(group);
