@@ -150,7 +150,7 @@ int64_t mla_decode_arena_bytes(int64_t num_tokens, int64_t num_heads, int64_t ma
 // Expanded: keys and values of the cached rows are made by kv_b tile by tile, tiles at fixed absolute positions, so
 // that a prompt gives the same bits whole or in chunks.
 struct MlaPrefillArgs {
-  Tensor q;  // [num_tokens, num_heads, nope + rope] f32, rope part rotated
+  Tensor q;  // [num_tokens, num_heads * (nope + rope)] f32, rope part rotated; rows may be strided
   LatentCache cache;
   const PackedWeight* kv_b;  // [num_heads * (nope + v), lora]; per head nope key rows, then v value rows
   bool fp8 = false;          // round the latents through e4m3 before kv_b
@@ -158,7 +158,7 @@ struct MlaPrefillArgs {
   int64_t v_dim;
   std::span<const AttentionSpan> spans;
   float softmax_scale;
-  Tensor out;  // [num_tokens, num_heads, v] f32
+  Tensor out;  // [num_tokens, num_heads * v] f32; rows may be strided
   Arena* arena;
 };
 void mla_prefill(Stream& stream, const MlaPrefillArgs& args);

@@ -125,7 +125,25 @@ void PackedWeight::reserve(int64_t n, int64_t k, DType dtype, int64_t first_grou
   k_ = k;
   first_group_end_ = first_group_end;
   data_ = Buffer(num_panels() * kPanelCols * k * dtype_bytes(dtype));
-  if (dtype == DType::kE4M3) scales_ = Buffer(num_groups() * scale_stride() * int64_t{sizeof(float)});
+  panels_ = static_cast<const std::byte*>(data_.data());
+  if (dtype != DType::kE4M3) return;
+  scale_stride_ = ceil_div(n, kScaleCols) * kScaleCols;
+  scales_ = Buffer(num_groups() * scale_stride_ * int64_t{sizeof(float)});
+  first_scales_ = static_cast<const float*>(scales_.data());
+}
+
+PackedWeight PackedWeight::rows(int64_t begin, int64_t end) const {
+  MOESAIC_CHECK(0 <= begin && begin <= end && end <= n_);
+  MOESAIC_CHECK(begin % kScaleCols == 0 && (end % kScaleCols == 0 || end == n_));
+  PackedWeight part;
+  part.dtype_ = dtype_;
+  part.n_ = end - begin;
+  part.k_ = k_;
+  part.first_group_end_ = first_group_end_;
+  part.scale_stride_ = scale_stride_;
+  part.panels_ = static_cast<const std::byte*>(panel(begin / kPanelCols));
+  part.first_scales_ = first_scales_ == nullptr ? nullptr : first_scales_ + begin;
+  return part;
 }
 
 absl::Status PackedWeight::fill(const Source& source, int64_t row_begin) {
@@ -153,7 +171,7 @@ absl::Status PackedWeight::fill(const Source& source, int64_t row_begin) {
       if (!std::isfinite(folded)) {
         return absl::DataLossError(str_cat("weight_scale_inv holds ", scale, ", expected a finite value below 2^72"));
       }
-      scales[group * scale_stride() + row_begin + row] = folded;
+      scales[group * scale_stride_ + row_begin + row] = folded;
     }
   }
   return absl::OkStatus();
@@ -176,11 +194,11 @@ int64_t PackedWeight::slot(DType dtype, int64_t col) {
 }
 
 const void* PackedWeight::panel(int64_t p) const {
-  return static_cast<const char*>(data_.data()) + p * k_ * kPanelCols * dtype_bytes(dtype_);
+  return panels_ + p * k_ * kPanelCols * dtype_bytes(dtype_);
 }
 
 const float* PackedWeight::group_scales(int64_t group) const {
-  return static_cast<const float*>(scales_.data()) + group * scale_stride();
+  return first_scales_ + group * scale_stride_;
 }
 
 float PackedWeight::at(int64_t row, int64_t col) const {

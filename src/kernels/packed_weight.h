@@ -7,6 +7,7 @@
 // total)), so a row of y has the same bits whatever the number of rows beside it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/status.h"
@@ -36,6 +37,9 @@ class PackedWeight {
   // kv_a).
   static absl::StatusOr<PackedWeight> pack_rows(const Source* sources, int num_sources);
 
+  // Rows [begin, end) of this weight, borrowed; both are multiples of kScaleCols, or end is n.
+  PackedWeight rows(int64_t begin, int64_t end) const;
+
   int64_t n() const { return n_; }
   int64_t k() const { return k_; }
   DType dtype() const { return dtype_; }
@@ -59,13 +63,15 @@ class PackedWeight {
 
  private:
   void reserve(int64_t n, int64_t k, DType dtype, int64_t first_group_end);
-  int64_t scale_stride() const { return (n_ + kScaleCols - 1) / kScaleCols * kScaleCols; }
   absl::Status fill(const Source& source, int64_t row_begin);
 
   DType dtype_ = DType::kF32;
   int64_t n_ = 0;
   int64_t k_ = 0;
   int64_t first_group_end_ = kScaleGroup;
+  int64_t scale_stride_ = 0;
+  const std::byte* panels_ = nullptr;  // in data_, or in that of the weight of which this is a part
+  const float* first_scales_ = nullptr;
   Buffer data_;
   Buffer scales_;
 };

@@ -8,16 +8,6 @@
 namespace moesaic {
 namespace {
 
-RankShape rank_shape(const ModelConfig& config, const ParallelLayout& layout) {
-  return {.hidden = config.hidden_size,
-          .heads = config.num_attention_heads / layout.tp_size,
-          .nope = config.qk_nope_head_dim,
-          .rope = config.qk_rope_head_dim,
-          .v = config.v_head_dim,
-          .lora = config.kv_lora_rank,
-          .q_lora = config.q_lora_rank};
-}
-
 int64_t cache_layers(const ModelConfig& config, const ModelOptions& options) {
   return config.num_hidden_layers + (options.load_mtp ? 1 : 0);
 }

@@ -47,28 +47,36 @@ int64_t expert_bytes(const ModelConfig& config, const ModelOptions& options) {
                                     /*fp8=*/false);
 }
 
-// q, then the projections in slices, or the attention output and what its paths need.
+// q_a, then the projections in slices, or the attention output and what its paths need.
 int64_t attention_bytes(const ModelConfig& config, const ModelOptions& options) {
-  const int64_t tokens = options.max_tokens_per_step, heads = config.num_attention_heads / options.layout.tp_size;
+  const RankShape shape = rank_shape(config, options.layout);
+  const int64_t tokens = options.max_tokens_per_step;
   const bool fp8 = options.activations == ActivationMode::kFp8;
-  const int64_t q_width = config.q_lora_rank > 0 ? config.q_lora_rank : heads * config.qk_head_dim();
-  const LatentCache cache = {.rows = Tensor(),
-                             .block_tokens = options.kv_block_tokens,
-                             .kv_lora_rank = config.kv_lora_rank,
-                             .rope_dim = config.qk_rope_head_dim};
-  BytesSum q, inputs, attn, absorbed, rounded;
-  q.add_f32(tokens * heads * config.qk_head_dim());
+  const int64_t q_a_width = shape.q_lora > 0 ? shape.q_lora : shape.heads * shape.qk();
+  const LatentCache cache = {
+      .rows = Tensor(), .block_tokens = options.kv_block_tokens, .kv_lora_rank = shape.lora, .rope_dim = shape.rope};
+  BytesSum q_a, inputs, attn, rounded;
+  q_a.add_f32(tokens * q_a_width);
   const int64_t slice = std::min(tokens, kTokenSlice);
-  inputs.add_f32(slice * (q_width + config.latent_dim()));
-  if (fp8) inputs.add_f32(slice * std::max(config.hidden_size, config.q_lora_rank));
-  attn.add_f32(tokens * heads * config.v_head_dim);
-  if (fp8) rounded.add_f32(tokens * heads * config.v_head_dim);
+  inputs.add_f32(slice * (q_a_width + shape.latent()));
+  if (fp8) inputs.add_f32(slice * shape.hidden);
+  attn.add_f32(tokens * shape.heads * shape.v);
+  if (fp8) rounded.add_f32(tokens * shape.heads * shape.v);
   const int64_t run = std::min(tokens, kMaxAbsorbedRun);
-  absorbed.add_f32(run * heads * config.latent_dim());
-  absorbed.add_f32(run * heads * config.kv_lora_rank);
-  const int64_t decode = absorbed.total() + mla_decode_arena_bytes(run, heads, options.max_position, cache);
-  const int64_t prefill = mla_prefill_arena_bytes(tokens, heads, config.qk_nope_head_dim, config.v_head_dim, cache);
-  return q.total() + std::max(inputs.total(), attn.total() + std::max({decode, prefill, rounded.total()}));
+  BytesSum absorbed;
+  absorbed.add_f32(shape.q_lora > 0 ? run * shape.heads * shape.qk() : 0);
+  absorbed.add_f32(run * shape.heads * shape.latent());
+  absorbed.add_f32(run * shape.heads * shape.lora);
+  const int64_t decode = absorbed.total() + mla_decode_arena_bytes(run, shape.heads, options.max_position, cache);
+  // The most tokens for each number of heads: fewer heads at once may make up for more tokens, or not quite.
+  int64_t prefill = 0, heads = 0;
+  for (int64_t count = tokens; heads < shape.heads; count = kTokenSlice * shape.heads / (2 * heads)) {
+    heads = heads_at_once(shape, count);
+    BytesSum q;
+    q.add_f32(shape.q_lora > 0 ? count * heads * shape.qk() : 0);
+    prefill = std::max(prefill, q.total() + mla_prefill_arena_bytes(count, heads, shape.nope, shape.v, cache));
+  }
+  return q_a.total() + std::max(inputs.total(), attn.total() + std::max({decode, prefill, rounded.total()}));
 }
 
 int64_t ffn_bytes(const ModelConfig& config, const ModelOptions& options) {
@@ -89,6 +97,16 @@ int64_t ffn_bytes(const ModelConfig& config, const ModelOptions& options) {
 }
 
 }  // namespace
+
+RankShape rank_shape(const ModelConfig& config, const ParallelLayout& layout) {
+  return {.hidden = config.hidden_size,
+          .heads = config.num_attention_heads / layout.tp_size,
+          .nope = config.qk_nope_head_dim,
+          .rope = config.qk_rope_head_dim,
+          .v = config.v_head_dim,
+          .lora = config.kv_lora_rank,
+          .q_lora = config.q_lora_rank};
+}
 
 int64_t ForwardWorkspace::total() const {
   return residual + std::max({normed + std::max(attention, ffn), logits, mtp_input});

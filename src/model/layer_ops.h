@@ -20,11 +20,16 @@ struct RankShape {
   int64_t qk() const { return nope + rope; }
   int64_t latent() const { return lora + rope; }
 };
+RankShape rank_shape(const ModelConfig& config, const ParallelLayout& layout);
 
 // Workspace stays small because operations on many tokens work in slices; rows do not depend on what is beside them.
 inline constexpr int64_t kMaxAbsorbedRun = 256;  // generated tokens that pass through attention together
 inline constexpr int64_t kTokenSlice = 512;      // tokens of the low-rank projections
 inline constexpr int64_t kFfnSlice = 1024;       // rows inside the hidden layer of an FFN or of the experts
+
+// Heads of which prompt tokens have queries, keys and values at once: all for up to kTokenSlice tokens, then so many
+// fewer that the queries take no more memory, as far as packed weights can be cut.
+int64_t heads_at_once(const RankShape& shape, int64_t num_tokens);
 
 // Neighbouring tokens of a step that take the same attention path.
 struct AttentionRun {
@@ -48,8 +53,8 @@ struct MicroBatch {
 
   // Within a layer.
   Tensor normed;        // [num_tokens, hidden] input of attention, then of the FFN
-  Tensor q;             // [num_tokens, heads, nope + rope]; with attn, given back when attention ends
-  Tensor attn;          // [num_tokens, heads * v]
+  Tensor q_a;           // [num_tokens, q_lora], normed; without q_lora: q [num_tokens, heads * (nope + rope)], rotated
+  Tensor attn;          // [num_tokens, heads * v]; like q_a, given back when attention ends
   Tensor topk_ids;      // [ffn tokens, k] i32
   Tensor topk_weights;  // [ffn tokens, k] f32
   Tensor ffn_out;       // [ffn_slice, hidden] dense or shared-expert output, then the sum with the experts

@@ -8,10 +8,26 @@
 namespace moesaic {
 namespace {
 
+constexpr int64_t kMostParts = 8;  // of the heads
+
 // Matrix [a, b * c] seen as [a, b, c].
 Tensor by_head(const Tensor& matrix, int64_t heads) {
   MOESAIC_CHECK(matrix.is_contiguous());
   return Tensor(matrix.raw(), matrix.dtype(), {matrix.dim(0), heads, matrix.dim(1) / heads});
+}
+
+// q [run tokens, heads * (nope + rope)] of some heads, rotated; from the arena if it is made here.
+Tensor queries(const LayerContext& context, const MicroBatch& batch, const AttentionRun& run, Range heads) {
+  const RankShape& shape = context.shape;
+  const Tensor q_a = batch.q_a.rows(run.tokens.begin, run.tokens.end);
+  if (shape.q_lora == 0) return q_a.cols(heads.begin * shape.qk(), heads.end * shape.qk());
+  const PackedWeight q_b = context.weights.mla.q_b.rows(heads.begin * shape.qk(), heads.end * shape.qk());
+  const Tensor q = context.arena.alloc(DType::kF32, {run.tokens.size(), q_b.n()});
+  linear(context.stream, {.x = q_a, .weight = &q_b, .bias = Tensor(), .y = q});
+  rope_inplace(context.stream, {.x = by_head(q, heads.size()),
+                                .table = context.rope_table,
+                                .positions = batch.positions.subspan(run.tokens.begin, run.tokens.size())});
+  return q;
 }
 
 // Queries into the latent space (W_UK^T q_nope, with the rotated part beside it), attention there, values back out.
@@ -19,7 +35,7 @@ void run_absorbed(const LayerContext& context, const MicroBatch& batch, const At
   const RankShape& shape = context.shape;
   const int64_t num_tokens = run.tokens.size();
   Arena::Scope scope(context.arena);
-  const Tensor q = batch.q.rows(run.tokens.begin, run.tokens.end);
+  const Tensor q = by_head(queries(context, batch, run, {0, shape.heads}), shape.heads);
   const Tensor q_latent = context.arena.alloc(DType::kF32, {num_tokens, shape.heads, shape.latent()});
   head_linear(context.stream, {.x = q, .weights = context.weights.mla.absorb_q, .y = q_latent});
   for (int64_t i = 0; i < num_tokens * shape.heads; ++i) {
@@ -33,22 +49,28 @@ void run_absorbed(const LayerContext& context, const MicroBatch& batch, const At
                               .softmax_scale = context.config.softmax_scale(),
                               .out = o_latent,
                               .arena = &context.arena});
-  head_linear(context.stream, {.x = o_latent, .weights = context.weights.mla.absorb_v, .y = out});
+  head_linear(context.stream, {.x = o_latent, .weights = context.weights.mla.absorb_v, .y = by_head(out, shape.heads)});
 }
 
 void run_expanded(const LayerContext& context, const MicroBatch& batch, const AttentionRun& run, const Tensor& out) {
-  const PackedWeight& kv_b = context.weights.mla.kv_b;
-  Arena::Scope scope(context.arena);
-  mla_prefill(context.stream, {.q = batch.q.rows(run.tokens.begin, run.tokens.end),
-                               .cache = context.cache,
-                               .kv_b = &kv_b,
-                               .fp8 = context.fp8 && kv_b.dtype() == DType::kE4M3,
-                               .nope_dim = context.shape.nope,
-                               .v_dim = context.shape.v,
-                               .spans = run.spans,
-                               .softmax_scale = context.config.softmax_scale(),
-                               .out = out,
-                               .arena = &context.arena});
+  const RankShape& shape = context.shape;
+  const int64_t both = shape.nope + shape.v, at_once = heads_at_once(shape, run.tokens.size());
+  for (int64_t head = 0; head < shape.heads; head += at_once) {
+    const Range heads = {head, head + at_once};
+    const PackedWeight kv_b = context.weights.mla.kv_b.rows(heads.begin * both, heads.end * both);
+    Arena::Scope scope(context.arena);
+    const Tensor q = queries(context, batch, run, heads);
+    mla_prefill(context.stream, {.q = q,
+                                 .cache = context.cache,
+                                 .kv_b = &kv_b,
+                                 .fp8 = context.fp8 && kv_b.dtype() == DType::kE4M3,
+                                 .nope_dim = shape.nope,
+                                 .v_dim = shape.v,
+                                 .spans = run.spans,
+                                 .softmax_scale = context.config.softmax_scale(),
+                                 .out = out.cols(heads.begin * shape.v, heads.end * shape.v),
+                                 .arena = &context.arena});
+  }
 }
 
 // [tokens, q_lora or heads * qk | latent]: q (or its low-rank input) and the latent row of tokens [begin, end).
@@ -76,18 +98,32 @@ void append_rows(const LayerContext& context, const MicroBatch& batch, const Ten
   append_latent(context.stream, context.cache, latent, batch.slots.subspan(begin, latent.dim(0)));
 }
 
-// q of tokens [begin, end) from its part of project_inputs.
-void make_queries(const LayerContext& context, const Tensor& q_a, const Tensor& q) {
+// What queries() starts from, out of its part of project_inputs.
+void keep_q_a(const LayerContext& context, const Tensor& from, const Tensor& q_a) {
   const MlaWeights& mla = context.weights.mla;
   if (context.shape.q_lora == 0) {
-    for (int64_t t = 0; t < q.dim(0); ++t) std::memcpy(q.row<float>(t), q_a.row<float>(t), q.dim(1) * sizeof(float));
+    for (int64_t t = 0; t < q_a.dim(0); ++t) {
+      std::memcpy(q_a.row<float>(t), from.row<float>(t), q_a.dim(1) * sizeof(float));
+    }
     return;
   }
-  rms_norm(context.stream, {.x = q_a, .weight = mla.q_a_norm.tensor, .eps = context.config.rms_norm_eps, .y = q_a});
-  quantised_linear(context, q_a, mla.q_b, Tensor(), q);
+  rms_norm(context.stream, {.x = from, .weight = mla.q_a_norm.tensor, .eps = context.config.rms_norm_eps, .y = q_a});
+  if (context.fp8 && mla.q_b.dtype() == DType::kE4M3) round_trip_fp8(context.stream, q_a, q_a);
 }
 
 }  // namespace
+
+int64_t heads_at_once(const RankShape& shape, int64_t num_tokens) {
+  int64_t at_once = shape.heads;
+  for (int64_t parts = 2; parts <= kMostParts && num_tokens * at_once > kTokenSlice * shape.heads; parts *= 2) {
+    const int64_t fewer = shape.heads / parts;
+    const bool fits = shape.heads % parts == 0 && fewer * shape.qk() % PackedWeight::kScaleCols == 0 &&
+                      fewer * (shape.nope + shape.v) % PackedWeight::kScaleCols == 0;
+    if (!fits) break;
+    at_once = fewer;
+  }
+  return at_once;
+}
 
 absl::Status attention_inputs(const LayerContext& context, MicroBatch& batch) {
   const RankShape& shape = context.shape;
@@ -99,17 +135,19 @@ absl::Status attention_inputs(const LayerContext& context, MicroBatch& batch) {
                             .y = batch.normed});
   context.report("input_norm", batch.normed);
   batch.attention_mark = context.arena.mark();
-  const Tensor q = context.arena.alloc(DType::kF32, {num_tokens, shape.heads * shape.qk()});
-  batch.q = by_head(q, shape.heads);
+  const int64_t q_a_width = shape.q_lora > 0 ? shape.q_lora : shape.heads * shape.qk();
+  batch.q_a = context.arena.alloc(DType::kF32, {num_tokens, q_a_width});
   for (int64_t begin = 0; begin < num_tokens; begin += kTokenSlice) {
     const int64_t end = std::min(begin + kTokenSlice, num_tokens);
     Arena::Scope scope(context.arena);
     const Tensor qkv_a = project_inputs(context, batch, begin, end);
-    const int64_t q_width = qkv_a.dim(1) - shape.latent();
-    make_queries(context, qkv_a.cols(0, q_width), q.rows(begin, end));
-    append_rows(context, batch, qkv_a.cols(q_width, qkv_a.dim(1)), begin);
+    keep_q_a(context, qkv_a.cols(0, q_a_width), batch.q_a.rows(begin, end));
+    append_rows(context, batch, qkv_a.cols(q_a_width, qkv_a.dim(1)), begin);
   }
-  rope_inplace(context.stream, {.x = batch.q, .table = context.rope_table, .positions = batch.positions});
+  if (shape.q_lora == 0) {
+    rope_inplace(context.stream,
+                 {.x = by_head(batch.q_a, shape.heads), .table = context.rope_table, .positions = batch.positions});
+  }
   return absl::OkStatus();
 }
 
@@ -117,9 +155,8 @@ absl::Status attention_core(const LayerContext& context, MicroBatch& batch) {
   const RankShape& shape = context.shape;
   const MlaWeights& mla = context.weights.mla;
   batch.attn = context.arena.alloc(DType::kF32, {batch.num_tokens, shape.heads * shape.v});
-  const Tensor out = by_head(batch.attn, shape.heads);
   for (const AttentionRun& run : batch.runs) {
-    const Tensor rows = out.rows(run.tokens.begin, run.tokens.end);
+    const Tensor rows = batch.attn.rows(run.tokens.begin, run.tokens.end);
     run.is_absorbed ? run_absorbed(context, batch, run, rows) : run_expanded(context, batch, run, rows);
   }
   const Tensor projected = batch.normed;  // no longer needed as input

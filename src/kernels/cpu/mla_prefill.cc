@@ -13,7 +13,7 @@ namespace moesaic {
 namespace {
 
 // Queries and accumulators are read once a run, so a run is as long as about this much packed memory allows.
-constexpr int64_t kRunBytes = int64_t{8} << 20;
+constexpr int64_t kRunBytes = int64_t{4} << 20;
 
 int64_t padded(int64_t n) {
   return (n + kLanes - 1) / kLanes * kLanes;
@@ -62,8 +62,9 @@ class Prefiller {
   float* sum(int64_t token, int64_t head) const { return state_.row<float>(1) + token * sizes_.num_heads + head; }
 
   void start(const AttentionSpan& span) {
-    const Tensor out = args_.out.rows(span.q_begin, span.q_begin + span.q_len);
-    std::fill_n(out.f32(), out.num_elements(), 0.0f);
+    for (int32_t t = span.q_begin; t < span.q_begin + span.q_len; ++t) {
+      std::fill_n(args_.out.row<float>(t), sizes_.num_heads * sizes_.v_dim, 0.0f);
+    }
     std::fill_n(max(span.q_begin, 0), span.q_len * sizes_.num_heads, -std::numeric_limits<float>::infinity());
     std::fill_n(sum(span.q_begin, 0), span.q_len * sizes_.num_heads, 0.0f);
   }
@@ -135,7 +136,7 @@ class Prefiller {
     for (int64_t first = begin; first < std::min(end, seen); first += kTileKeys) {
       const int64_t packed = (first - begin) / kTileKeys * sizes_.num_heads + head;
       ops_.prefill_block({.q = args_.q.row<float>(token) + head * sizes_.width(),
-                          .q_stride = sizes_.num_heads * sizes_.width(),
+                          .q_stride = args_.q.row_stride(),
                           .num_rows = num_rows,
                           .position = position,
                           .key_begin = first,
@@ -149,7 +150,7 @@ class Prefiller {
                           .sum = sum(token, head),
                           .state_stride = sizes_.num_heads,
                           .out = args_.out.row<float>(token) + head * sizes_.v_dim,
-                          .out_stride = sizes_.num_heads * sizes_.v_dim});
+                          .out_stride = args_.out.row_stride()});
     }
     if (seen <= begin || seen > end) return;
     // This run held the block's last keys. A query that saw no key keeps its zeros.
@@ -180,9 +181,11 @@ int64_t mla_prefill_arena_bytes(int64_t num_tokens, int64_t num_heads, int64_t n
 void mla_prefill(Stream& stream, const MlaPrefillArgs& args) {
   check_cache(args.cache);
   check_spans(args.cache, args.spans, args.q.dim(0));
-  const Sizes sizes{args.q.dim(1), args.nope_dim, args.v_dim, args.cache.kv_lora_rank, args.cache.rope_dim};
-  MOESAIC_CHECK_EQ(args.q.dim(2), sizes.width());
-  MOESAIC_CHECK_EQ(args.out.shape(), (Shape{args.q.dim(0), sizes.num_heads, sizes.v_dim}));
+  const int64_t num_heads = args.kv_b->n() / (args.nope_dim + args.v_dim);
+  const Sizes sizes{num_heads, args.nope_dim, args.v_dim, args.cache.kv_lora_rank, args.cache.rope_dim};
+  MOESAIC_CHECK_EQ(args.q.num_elements(), args.q.dim(0) * num_heads * sizes.width());
+  MOESAIC_CHECK_EQ(args.out.num_elements(), args.q.dim(0) * num_heads * sizes.v_dim);
+  MOESAIC_CHECK_EQ(args.out.dim(0), args.q.dim(0));
   MOESAIC_CHECK_EQ(args.kv_b->n(), sizes.expanded());
   MOESAIC_CHECK_EQ(args.kv_b->k(), sizes.lora);
   MOESAIC_CHECK_GT(args.softmax_scale, 0.0f);
