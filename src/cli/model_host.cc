@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/model_executor.h"
+#include "kernels/ops.h"
 
 namespace moesaic {
 namespace {
@@ -19,7 +20,8 @@ constexpr int64_t kMiB = 1 << 20;
 
 int64_t kv_bytes_per_token(const ModelConfig& config, const ModelOptions& options) {
   const int64_t layers = config.num_hidden_layers + (options.load_mtp ? 1 : 0);
-  return layers * config.latent_dim() * dtype_bytes(options.kv_dtype);
+  return layers * latent_row_elements(options.kv_dtype, config.kv_lora_rank, config.qk_rope_head_dim) *
+         dtype_bytes(options.kv_dtype);
 }
 
 absl::StatusOr<int> pick_draft_depth(const ModelSettings& settings, const ModelConfig& config) {

@@ -113,15 +113,20 @@ void rope_inplace(Stream& stream, const RopeArgs& args);
 
 // ---- MLA ---------------------------------------------------------------------------------------------------------
 
-// The latent cache of one layer: rows of kv_lora_rank normalised latents, then qk_rope_head_dim rotated keys.
+// The latent cache of one layer: rows of kv_lora_rank normalised latents, then qk_rope_head_dim rotated keys, as f32 or
+// bf16; or FP8 rows: the latents as e4m3, one f32 scale per 128 of them (quantize_fp8), the keys as bf16, each of the
+// three padded to 4 bytes (DeepSeek-V3: 512 + 16 + 128 = 656 bytes, FlashMLA's row).
 struct LatentCache {
-  Tensor rows;           // [num_blocks * block_tokens, kv_lora_rank + rope_dim] f32 or bf16
+  Tensor rows;           // [num_blocks * block_tokens, latent_row_elements] f32, bf16, or e4m3 for FP8 rows
   int64_t block_tokens;  // 64
   int64_t kv_lora_rank;
   int64_t rope_dim;
 };
 
-// cache.rows[slots[t]] = x[t].
+// Elements of `dtype` in a row; for e4m3 these are bytes.
+int64_t latent_row_elements(DType dtype, int64_t kv_lora_rank, int64_t rope_dim);
+
+// cache.rows[slots[t]] = x[t], rounded to the rows' format.
 void append_latent(Stream& stream, const LatentCache& cache, const Tensor& x /* [num_tokens, lora + rope] f32 */,
                    std::span<const int32_t> slots);
 

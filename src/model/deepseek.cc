@@ -33,9 +33,10 @@ struct DeepseekModel::Impl {
   }
 
   int64_t kv_rows() const { return options.num_kv_blocks * options.kv_block_tokens; }
-  int64_t kv_layer_bytes() const { return kv_rows() * shape.latent() * dtype_bytes(options.kv_dtype); }
+  int64_t kv_row_elements() const { return latent_row_elements(options.kv_dtype, shape.lora, shape.rope); }
+  int64_t kv_layer_bytes() const { return kv_rows() * kv_row_elements() * dtype_bytes(options.kv_dtype); }
   LatentCache cache(int64_t layer) const {
-    return {.rows = Tensor(caches[layer].data(), options.kv_dtype, {kv_rows(), shape.latent()}),
+    return {.rows = Tensor(caches[layer].data(), options.kv_dtype, {kv_rows(), kv_row_elements()}),
             .block_tokens = options.kv_block_tokens,
             .kv_lora_rank = shape.lora,
             .rope_dim = shape.rope};

@@ -139,9 +139,9 @@ absl::Status validate_options(const ModelConfig& config, const ModelOptions& opt
   MOESAIC_RETURN_IF_ERROR(positive("max_decode_tokens", options.max_decode_tokens));
   MOESAIC_RETURN_IF_ERROR(positive("max_position", options.max_position));
   MOESAIC_RETURN_IF_ERROR(positive("max_logit_rows", options.max_logit_rows));
-  if (options.kv_dtype != DType::kF32 && options.kv_dtype != DType::kBF16) {
+  if (options.kv_dtype != DType::kF32 && options.kv_dtype != DType::kBF16 && options.kv_dtype != DType::kE4M3) {
     return absl::InvalidArgumentError(
-        str_cat("--kv-cache-dtype: expected f32 or bf16, found ", dtype_name(options.kv_dtype)));
+        str_cat("--kv-cache-dtype: expected f32, bf16 or fp8, found ", dtype_name(options.kv_dtype)));
   }
   const int64_t shard = config.num_attention_heads / options.layout.tp_size * config.v_head_dim;
   if (options.activations == ActivationMode::kFp8 && config.fp8_weights && options.layout.tp_size > 1 &&

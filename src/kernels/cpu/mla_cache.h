@@ -1,8 +1,6 @@
 // Reading the paged latent cache: rows of a sequence by position, widened to f32. Internal to the MLA operations.
 #pragma once
 
-#include <cstring>
-
 #include "kernels/ops.h"
 
 namespace moesaic {
@@ -16,17 +14,8 @@ inline int64_t cache_row(const LatentCache& cache, const int32_t* block_table, i
   return block_table[p / cache.block_tokens] * cache.block_tokens + p % cache.block_tokens;
 }
 
-// Columns [begin, end) of the row of position p.
-inline void read_latent(const LatentCache& cache, const int32_t* block_table, int64_t p, int64_t begin, int64_t end,
-                        float* to) {
-  const int64_t row = cache_row(cache, block_table, p);
-  if (cache.rows.dtype() == DType::kF32) {
-    std::memcpy(to, cache.rows.row<float>(row) + begin, (end - begin) * sizeof(float));
-    return;
-  }
-  const uint16_t* from = cache.rows.row<uint16_t>(row);
-  for (int64_t i = begin; i < end; ++i) to[i - begin] = bf16_to_f32(from[i]);
-}
+// Cache row `row` as f32: its latents, then its keys. The destinations may be neighbours.
+void read_latent(const LatentCache& cache, int64_t row, float* latent, float* rope);
 
 void check_cache(const LatentCache& cache);
 void check_spans(const LatentCache& cache, std::span<const AttentionSpan> spans, int64_t num_tokens);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMaxQueries = 8;   // of one span
 constexpr int64_t kWaveSlots = 64;   // partials of one token that are computed before they are merged
-constexpr int64_t kMaxWidth = 1024;  // a worker widens a bf16 chunk on its stack
+constexpr int64_t kMaxWidth = 1024;  // a worker widens a chunk that is not f32 on its stack
 
 int64_t num_chunks(const AttentionSpan& span) {
   return (span.kv_len + kDecodeKeys - 1) / kDecodeKeys;
@@ -144,14 +144,14 @@ class Decoder {
   void compute(const Item& item, int64_t head_begin, int64_t head_end) const {
     const AttentionSpan& span = *item.span;
     const float* keys[kDecodeKeys];
-    alignas(64) float wide[kDecodeKeys * kMaxWidth];  // touched for bf16 only
+    alignas(64) float wide[kDecodeKeys * kMaxWidth];  // untouched for f32
     const int64_t first = item.chunk * kDecodeKeys;
     const int64_t num_keys = std::min<int64_t>(kDecodeKeys, span.kv_len - first);
     for (int64_t k = 0; k < num_keys; ++k) {
       const int64_t row = cache_row(args_.cache, span.block_table, first + k);
       keys[k] = args_.cache.rows.row<float>(row);
       if (args_.cache.rows.dtype() == DType::kF32) continue;
-      ops_.widen_bf16(args_.cache.rows.row<uint16_t>(row), width_, wide + k * width_);
+      read_latent(args_.cache, row, wide + k * width_, wide + k * width_ + lora_);
       keys[k] = wide + k * width_;
     }
     for (int64_t t = 0; t < span.q_len; ++t) {

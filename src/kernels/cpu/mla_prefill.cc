@@ -71,11 +71,10 @@ class Prefiller {
 
   // Keys and values of positions [begin, end).
   void expand(const AttentionSpan& span, int64_t begin, int64_t end) {
-    const int64_t lora = sizes_.lora, rope = sizes_.rope;
     stream_.pool().parallel_for(end - begin, 64, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
-        read_latent(args_.cache, span.block_table, begin + i, 0, lora, latent_.row<float>(i));
-        read_latent(args_.cache, span.block_table, begin + i, lora, lora + rope, rope_.row<float>(i));
+        read_latent(args_.cache, cache_row(args_.cache, span.block_table, begin + i), latent_.row<float>(i),
+                    rope_.row<float>(i));
       }
     });
     const Tensor x = latent_.rows(0, end - begin);

@@ -99,6 +99,20 @@ struct V {
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
   }
   static VEC_INLINE F widen(const uint16_t* p) { return {widen_half(p), widen_half(p + 8)}; }
+  // The exponent moves from bias 7 to 127. Codes below 8 are multiples of 2^-9, made without f32 subnormals.
+  static VEC_INLINE __m256 widen_e4m3_half(const uint8_t* p) {
+    const __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi32(0x7f));
+    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(0x80)), 24);
+    const __m256 small = _mm256_mul_ps(_mm256_cvtepi32_ps(magnitude), _mm256_set1_ps(0x1.0p-9f));
+    const __m256i large = _mm256_add_epi32(_mm256_slli_epi32(magnitude, 20), _mm256_set1_epi32((127 - 7) << 23));
+    const __m256i is_large = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(7));
+    const __m256 value = _mm256_blendv_ps(small, _mm256_castsi256_ps(large), _mm256_castsi256_ps(is_large));
+    const __m256i is_nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f));
+    const __m256i bits = _mm256_or_si256(_mm256_castps_si256(value), sign);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7fc00000), is_nan));
+  }
+  static VEC_INLINE F widen_e4m3(const uint8_t* p) { return {widen_e4m3_half(p), widen_e4m3_half(p + 8)}; }
 };
 
 #include "kernels/cpu/vector_ops.inc"

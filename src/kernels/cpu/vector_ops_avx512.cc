@@ -86,6 +86,20 @@ struct V {
     const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, wide, 16));
   }
+  // The exponent moves from bias 7 to 127. Codes below 8 are multiples of 2^-9, made without f32 subnormals.
+  static VEC_INLINE F widen_e4m3(const uint8_t* p) {
+    const __m512i codes = _mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m512i magnitude = _mm512_and_epi32(codes, _mm512_set1_epi32(0x7f));
+    const __m512i sign = _mm512_maskz_slli_epi32(0xffff, _mm512_and_epi32(codes, _mm512_set1_epi32(0x80)), 24);
+    const __m512 small = _mm512_mul_ps(_mm512_maskz_cvtepi32_ps(0xffff, magnitude), _mm512_set1_ps(0x1.0p-9f));
+    const __m512i large =
+        _mm512_add_epi32(_mm512_maskz_slli_epi32(0xffff, magnitude, 20), _mm512_set1_epi32((127 - 7) << 23));
+    const __mmask16 is_large = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(7));
+    const __mmask16 is_nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f));
+    const __m512i value = _mm512_mask_mov_epi32(_mm512_castps_si512(small), is_large, large);
+    const __m512i bits = _mm512_or_epi32(value, sign);
+    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, is_nan, _mm512_set1_epi32(0x7fc00000)));
+  }
 };
 
 #include "kernels/cpu/vector_ops.inc"

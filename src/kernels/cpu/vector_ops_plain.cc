@@ -92,6 +92,9 @@ struct V {
   static F widen(const uint16_t* p) {
     return each([&](int i) { return bf16_to_f32(p[i]); });
   }
+  static F widen_e4m3(const uint8_t* p) {
+    return each([&](int i) { return e4m3_to_f32(p[i]); });
+  }
 };
 
 #include "kernels/cpu/vector_ops.inc"
