@@ -1,4 +1,5 @@
 #include "cli/command.h"
+#include "cli/memory_report.h"
 #include "cli/model_report.h"
 #include "cli/model_settings.h"
 #include "model/checkpoint.h"
@@ -7,24 +8,35 @@ namespace moesaic {
 namespace {
 
 struct InspectConfig {
-  std::string model_path;
-  int32_t ep_size = 0;
-  int32_t dp_size = 0;
-  int32_t tp_size = 0;
+  ModelSettings model;
   bool json = false;
 };
 
 void declare(ConfigFields& fields, InspectConfig& config) {
-  add_model_path(fields, &config.model_path);
-  add_parallel_fields(fields, &config.ep_size, &config.dp_size, &config.tp_size);
+  add_model_path(fields, &config.model.model_path);
+  add_layout_fields(fields, config.model);
+  add_engine_fields(fields, config.model);
   fields.add("json", &config.json).doc("Prints one JSON object");
 }
 
+// What `serve` with these settings would hold on this machine.
+absl::StatusOr<std::string> memory_text(const ModelSettings& settings, const ModelConfig& model,
+                                        const Checkpoint& checkpoint) {
+  const int64_t available_bytes = available_memory_bytes();
+  MOESAIC_ASSIGN_OR_RETURN(const EnginePlan plan, plan_engine(settings, model, available_bytes));
+  MOESAIC_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(checkpoint, model, plan.model));
+  std::string text = memory_table(memory) + memory_line(memory, available_bytes) + "\n";
+  for (const std::string& change : changes_to_fit(checkpoint, model, plan, memory, available_bytes)) {
+    text += str_cat("to fit: ", change, "\n");
+  }
+  return text;
+}
+
 absl::Status run(InspectConfig& config) {
-  MOESAIC_ASSIGN_OR_RETURN(const ParallelLayout layout,
-                           ParallelLayout::make(config.ep_size, config.dp_size, config.tp_size));
-  MOESAIC_ASSIGN_OR_RETURN(const ModelConfig model, ModelConfig::load(config.model_path));
-  MOESAIC_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::open(config.model_path));
+  MOESAIC_ASSIGN_OR_RETURN(const ModelOptions options, model_options(config.model));
+  const ParallelLayout& layout = options.layout;
+  MOESAIC_ASSIGN_OR_RETURN(const ModelConfig model, ModelConfig::load(config.model.model_path));
+  MOESAIC_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::open(config.model.model_path));
   std::map<std::string, Tensor> tensors;
   for (const std::string& name : checkpoint->names()) {
     MOESAIC_ASSIGN_OR_RETURN(tensors[name], checkpoint->tensor(name));
@@ -32,6 +44,10 @@ absl::Status run(InspectConfig& config) {
   MOESAIC_ASSIGN_OR_RETURN(const ModelReport report, make_model_report(model, tensors, layout));
   const std::string text = config.json ? report_json(model, layout, report) : report_text(model, layout, report);
   std::fputs(text.c_str(), stdout);
+  if (config.json) return absl::OkStatus();
+  // A checkpoint with gaps, or one that this machine cannot hold, is still worth looking at.
+  const auto memory = memory_text(config.model, model, *checkpoint);
+  std::fputs((memory.ok() ? *memory : str_cat("\nno memory plan: ", memory.status().message(), "\n")).c_str(), stdout);
   return absl::OkStatus();
 }
 

@@ -5,8 +5,8 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "cli/memory_report.h"
 #include "engine/model_executor.h"
-#include "kernels/ops.h"
 
 namespace moesaic {
 namespace {
@@ -17,12 +17,6 @@ constexpr int64_t kMinTokensPerStep = 256;
 constexpr int kDefaultDraftDepth = 3;
 constexpr int64_t kPromptLogitRows = 64;  // of a step, beside those that all running requests may need
 constexpr int64_t kMiB = 1 << 20;
-
-int64_t kv_bytes_per_token(const ModelConfig& config, const ModelOptions& options) {
-  const int64_t layers = config.num_hidden_layers + (options.load_mtp ? 1 : 0);
-  return layers * latent_row_elements(options.kv_dtype, config.kv_lora_rank, config.qk_rope_head_dim) *
-         dtype_bytes(options.kv_dtype);
-}
 
 absl::StatusOr<int> pick_draft_depth(const ModelSettings& settings, const ModelConfig& config) {
   if (config.num_nextn_predict_layers > 0) {
@@ -36,12 +30,6 @@ absl::StatusOr<int> pick_draft_depth(const ModelSettings& settings, const ModelC
 
 int64_t blocks_for(int64_t tokens, int64_t block_tokens) {
   return (tokens + block_tokens - 1) / block_tokens;
-}
-
-std::string memory_text(const RankGroup::Memory& memory) {
-  return str_cat("loaded: weights ", memory.weight_bytes / kMiB, " MiB, KV cache ", memory.kv_cache_bytes / kMiB,
-                 " MiB, work space ", memory.workspace_bytes / kMiB, " MiB, all-to-all buffers ",
-                 memory.all_to_all_bytes / kMiB, " MiB");
 }
 
 }  // namespace
@@ -74,7 +62,8 @@ absl::StatusOr<EnginePlan> plan_engine(const ModelSettings& settings, const Mode
   const ParallelLayout& layout = plan.model.layout;
   const int64_t block_tokens = plan.model.kv_block_tokens;
   // The latent cache is replicated on the TP ranks of a group.
-  const int64_t block_bytes = block_tokens * kv_bytes_per_token(config, plan.model) * layout.world_size();
+  const int64_t block_bytes =
+      block_tokens * kv_layers(config, plan.model) * kv_row_bytes(config, plan.model.kv_dtype) * layout.world_size();
   const int64_t fit =
       static_cast<int64_t>(static_cast<double>(available_bytes) * static_cast<double>(settings.mem_fraction_static)) /
       block_bytes;
@@ -103,15 +92,34 @@ absl::StatusOr<EnginePlan> plan_engine(const ModelSettings& settings, const Mode
   plan.model.max_position = plan.context_length;
   plan.model.max_decode_tokens = settings.max_running_requests;
   const int64_t share = std::max(kDefaultTokensPerStep / layout.dp_size, kMinTokensPerStep);
-  plan.model.max_tokens_per_step = std::max<int64_t>(
-      settings.chunked_prefill_size > 0 ? settings.chunked_prefill_size : share, settings.max_running_requests);
-  plan.model.max_logit_rows =
-      std::min<int64_t>(plan.model.max_tokens_per_step,
-                        int64_t{settings.max_running_requests} * (1 + plan.max_draft_depth) + kPromptLogitRows);
-  // A preempted sequence is recomputed in pieces of at most 8 tokens.
-  plan.model.max_chunks = settings.max_running_requests + plan.model.max_tokens_per_step / 8 + 1;
+  set_step_tokens(settings.chunked_prefill_size > 0 ? settings.chunked_prefill_size : share, &plan);
   return plan;
 }
+
+void set_step_tokens(int64_t num_tokens, EnginePlan* plan) {
+  ModelOptions& model = plan->model;
+  const int64_t max_running = model.max_decode_tokens;
+  model.max_tokens_per_step = std::max(num_tokens, max_running);
+  model.max_logit_rows =
+      std::min(model.max_tokens_per_step, max_running * (1 + plan->max_draft_depth) + kPromptLogitRows);
+  // A preempted sequence is recomputed in pieces of at most 8 tokens.
+  model.max_chunks = max_running + model.max_tokens_per_step / 8 + 1;
+}
+
+namespace {
+
+// Before anything large is read: what will be held, and whether it fits.
+absl::Status report_memory(const std::string& model_path, const ModelConfig& config, const EnginePlan& plan,
+                           int64_t available_bytes) {
+  MOESAIC_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::open(model_path));
+  MOESAIC_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(*checkpoint, config, plan.model));
+  std::string warning;
+  MOESAIC_RETURN_IF_ERROR(check_memory(*checkpoint, config, plan, memory, available_bytes, &warning));
+  warning.empty() ? log_info(memory_line(memory, available_bytes)) : log_warn(warning);
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 std::function<void(int64_t, int64_t)> progress_printer(std::function<void(const std::string&)> print) {
   return [print = std::move(print), last = int64_t{-1}](int64_t done, int64_t total) mutable {
@@ -125,7 +133,8 @@ std::function<void(int64_t, int64_t)> progress_printer(std::function<void(const 
 absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& settings, const TestHooks& hooks) {
   std::unique_ptr<ModelHost> host(new ModelHost());
   MOESAIC_ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::load(settings.model_path));
-  MOESAIC_ASSIGN_OR_RETURN(host->plan_, plan_engine(settings, config, available_memory_bytes()));
+  const int64_t available_bytes = available_memory_bytes();
+  MOESAIC_ASSIGN_OR_RETURN(host->plan_, plan_engine(settings, config, available_bytes));
   const EnginePlan& plan = host->plan_;
   if (settings.context_length == 0 && plan.context_length < config.max_position_embeddings) {
     log_warn(str_cat("context is ", plan.context_length, " tokens, not the model's ", config.max_position_embeddings,
@@ -138,6 +147,7 @@ absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& 
   } else if (!absl::IsNotFound(chat_template.status())) {
     return chat_template.status();
   }
+  MOESAIC_RETURN_IF_ERROR(report_memory(settings.model_path, config, plan, available_bytes));
   const RankGroupOptions group_options = {
       .model_dir = settings.model_path,
       .model = plan.model,
@@ -146,7 +156,6 @@ absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& 
       .progress = progress_printer([](const std::string& text) { log_info(str_cat("loading: ", text)); })};
   MOESAIC_ASSIGN_OR_RETURN(host->group_, RankGroup::load(group_options));
   RankGroup* group = host->group_.get();
-  log_info(memory_text(group->memory()));
   const RunRanks run_ranks = [group](const RankBody& body) {
     return group->run([&](int rank) {
       DeepseekModel* model = &group->model(rank);

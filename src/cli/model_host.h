@@ -26,6 +26,8 @@ struct EnginePlan {
 // `available_bytes`: memory that may be used. Errors name the setting to change.
 absl::StatusOr<EnginePlan> plan_engine(const ModelSettings& settings, const ModelConfig& config,
                                        int64_t available_bytes);
+// Sets the token budget of a step (at least one for each running request) and the limits that follow from it.
+void set_step_tokens(int64_t num_tokens, EnginePlan* plan);
 // --context-length, or without it the model's max_position_embeddings. Error: more than those.
 absl::StatusOr<int64_t> pick_context(const ModelSettings& settings, const ModelConfig& config);
 // MemAvailable of /proc/meminfo; 4 GiB where there is none.
@@ -44,7 +46,6 @@ class ModelHost {
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const ChatTemplate* chat_template() const { return chat_template_.get(); }  // null if the model has none
   const ModelConfig& config() const { return group_->config(); }
-  const RankGroup::Memory& memory() const { return group_->memory(); }
   const EnginePlan& plan() const { return plan_; }
 
  private:

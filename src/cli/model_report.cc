@@ -6,6 +6,8 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "model/deepseek.h"
+
 namespace moesaic {
 namespace {
 
@@ -108,7 +110,7 @@ absl::StatusOr<ModelReport> make_model_report(const ModelConfig& config, const s
     report.active_parameters +=
         report.parts["routed experts"].num_parameters / config.n_routed_experts * config.num_experts_per_tok;
   }
-  report.kv_bytes_per_token = config.num_hidden_layers * config.latent_dim() * dtype_bytes(DType::kF32);
+  report.kv_bytes_per_token = config.num_hidden_layers * kv_row_bytes(config, DType::kF32);
   return report;
 }
 
@@ -130,8 +132,9 @@ std::string report_text(const ModelConfig& config, const ParallelLayout& layout,
   line("activated", fmt::format("{} for a token: {} routed experts a layer, embedding and head in full, no MTP",
                                 count_text(report.active_parameters), config.num_experts_per_tok));
   line("bytes", bytes_text(report.total.num_bytes));
-  line("KV per token", fmt::format("{} f32, {} bf16", bytes_text(report.kv_bytes_per_token),
-                                   bytes_text(report.kv_bytes_per_token / 2)));
+  const auto kv_text = [&](DType dtype) { return bytes_text(config.num_hidden_layers * kv_row_bytes(config, dtype)); };
+  line("KV per token",
+       fmt::format("{} f32, {} bf16, {} fp8", kv_text(DType::kF32), kv_text(DType::kBF16), kv_text(DType::kE4M3)));
   out += fmt::format("\n{:<16}{:>12}{:>14}\n", "part", "parameters", "bytes");
   for (const auto& [part, size] : report.parts) {
     out += fmt::format("{:<16}{:>12}{:>14}\n", part, count_text(size.num_parameters), bytes_text(size.num_bytes));

@@ -44,5 +44,7 @@ struct ThreadGroupOptions {
 
 // The members of one group of threads in this process, by rank. They may outlive each other. 1 <= size <= kMaxRanks.
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size, const ThreadGroupOptions& options);
+// Bytes that each member of such a group adds to its buffers.
+int64_t thread_communicator_bytes();
 
 }  // namespace moesaic

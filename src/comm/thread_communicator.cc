@@ -45,7 +45,7 @@ struct Shared {
   Shared(int size, const ThreadGroupOptions& options)
       : group(size, options.timeout_ms, options.spin_us, "ranks", "the communication timeout (timeout_ms)"),
         cells(2 * size),
-        staging(2 * size * kStagingBytes) {}
+        staging(size * thread_communicator_bytes()) {}
   ThreadGroup group;
   std::vector<Cell> cells;  // [2, size]
   Buffer staging;           // [2, size, kStagingBytes]; pages that no operation touches cost nothing
@@ -187,6 +187,10 @@ class ThreadCommunicator final : public Communicator {
 };
 
 }  // namespace
+
+int64_t thread_communicator_bytes() {
+  return 2 * kStagingBytes;
+}
 
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size, const ThreadGroupOptions& options) {
   MOESAIC_CHECK(size >= 1 && size <= kMaxRanks);

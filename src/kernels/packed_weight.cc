@@ -92,8 +92,24 @@ absl::StatusOr<PackedWeight> PackedWeight::pack(const Source& source) {
 }
 
 absl::StatusOr<PackedWeight> PackedWeight::pack_rows(const Source* sources, int num_sources) {
+  PackedWeight packed;
+  MOESAIC_RETURN_IF_ERROR(packed.reserve(sources, num_sources, [](int64_t num_bytes) { return Buffer(num_bytes); }));
+  int64_t row_begin = 0;
+  for (int i = 0; i < num_sources; ++i) {
+    MOESAIC_RETURN_IF_ERROR(packed.fill(sources[i], row_begin));
+    row_begin += packed_n(sources[i]);
+  }
+  return packed;
+}
+
+absl::StatusOr<PackedWeight> PackedWeight::measure_rows(const Source* sources, int num_sources) {
+  PackedWeight measured;
+  MOESAIC_RETURN_IF_ERROR(measured.reserve(sources, num_sources, Buffer::size_only));
+  return measured;
+}
+
+absl::Status PackedWeight::reserve(const Source* sources, int num_sources, Buffer (*make_buffer)(int64_t num_bytes)) {
   MOESAIC_CHECK_GE(num_sources, 1);
-  int64_t n = 0;
   for (int i = 0; i < num_sources; ++i) {
     MOESAIC_RETURN_IF_ERROR(check_source(sources[i]));
     if (sources[i].weight.dtype() != sources[0].weight.dtype() || packed_k(sources[i]) != packed_k(sources[0])) {
@@ -107,29 +123,18 @@ absl::StatusOr<PackedWeight> PackedWeight::pack_rows(const Source* sources, int 
           str_cat("e4m3 shards packed together must start at the same place of a scale group, found offsets ",
                   k_offset(sources[0]), " and ", k_offset(sources[i])));
     }
-    n += packed_n(sources[i]);
+    n_ += packed_n(sources[i]);
   }
-  PackedWeight packed;
-  packed.reserve(n, packed_k(sources[0]), sources[0].weight.dtype(), first_group_end_of(sources[0]));
-  int64_t row_begin = 0;
-  for (int i = 0; i < num_sources; ++i) {
-    MOESAIC_RETURN_IF_ERROR(packed.fill(sources[i], row_begin));
-    row_begin += packed_n(sources[i]);
-  }
-  return packed;
-}
-
-void PackedWeight::reserve(int64_t n, int64_t k, DType dtype, int64_t first_group_end) {
-  dtype_ = dtype;
-  n_ = n;
-  k_ = k;
-  first_group_end_ = first_group_end;
-  data_ = Buffer(num_panels() * kPanelCols * k * dtype_bytes(dtype));
+  dtype_ = sources[0].weight.dtype();
+  k_ = packed_k(sources[0]);
+  first_group_end_ = first_group_end_of(sources[0]);
+  data_ = make_buffer(num_panels() * kPanelCols * k_ * dtype_bytes(dtype_));
   panels_ = static_cast<const std::byte*>(data_.data());
-  if (dtype != DType::kE4M3) return;
-  scale_stride_ = ceil_div(n, kScaleCols) * kScaleCols;
-  scales_ = Buffer(num_groups() * scale_stride_ * int64_t{sizeof(float)});
+  if (dtype_ != DType::kE4M3) return absl::OkStatus();
+  scale_stride_ = ceil_div(n_, kScaleCols) * kScaleCols;
+  scales_ = make_buffer(num_groups() * scale_stride_ * int64_t{sizeof(float)});
   first_scales_ = static_cast<const float*>(scales_.data());
+  return absl::OkStatus();
 }
 
 PackedWeight PackedWeight::rows(int64_t begin, int64_t end) const {

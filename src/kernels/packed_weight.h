@@ -36,6 +36,8 @@ class PackedWeight {
   // Rows of several matrices with one k, dtype and place of scale groups, one after the other (gate and up; q_a and
   // kv_a).
   static absl::StatusOr<PackedWeight> pack_rows(const Source* sources, int num_sources);
+  // Of what pack_rows would give only shape and num_bytes(); the sources' data is not read.
+  static absl::StatusOr<PackedWeight> measure_rows(const Source* sources, int num_sources);
 
   // Rows [begin, end) of this weight, borrowed; both are multiples of kScaleCols, or end is n.
   PackedWeight rows(int64_t begin, int64_t end) const;
@@ -62,7 +64,8 @@ class PackedWeight {
   float at(int64_t row, int64_t col) const;
 
  private:
-  void reserve(int64_t n, int64_t k, DType dtype, int64_t first_group_end);
+  // Shape and buffers of the stacked sources.
+  absl::Status reserve(const Source* sources, int num_sources, Buffer (*make_buffer)(int64_t num_bytes));
   absl::Status fill(const Source& source, int64_t row_begin);
 
   DType dtype_ = DType::kF32;

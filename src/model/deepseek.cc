@@ -6,14 +6,6 @@
 #include "model/layer_ops.h"
 
 namespace moesaic {
-namespace {
-
-int64_t cache_layers(const ModelConfig& config, const ModelOptions& options) {
-  return config.num_hidden_layers + (options.load_mtp ? 1 : 0);
-}
-
-}  // namespace
-
 struct DeepseekModel::Impl {
   Impl(const ModelConfig& config, const ModelOptions& options, std::shared_ptr<const ReplicatedWeights> replicated,
        ExpertWeights experts, std::shared_ptr<const ExpertMap> expert_map, int rank)
@@ -27,14 +19,14 @@ struct DeepseekModel::Impl {
         fp8(options.activations == ActivationMode::kFp8 && config.fp8_weights),
         plan(options, options.layout.tp_rank(rank)),
         arena(forward_workspace(config, options).total()) {
-    for (int64_t layer = 0; layer < cache_layers(config, options); ++layer) {
+    for (int64_t layer = 0; layer < kv_layers(config, options); ++layer) {
       caches.emplace_back(kv_layer_bytes());
     }
   }
 
   int64_t kv_rows() const { return options.num_kv_blocks * options.kv_block_tokens; }
   int64_t kv_row_elements() const { return latent_row_elements(options.kv_dtype, shape.lora, shape.rope); }
-  int64_t kv_layer_bytes() const { return kv_rows() * kv_row_elements() * dtype_bytes(options.kv_dtype); }
+  int64_t kv_layer_bytes() const { return kv_rows() * kv_row_bytes(config, options.kv_dtype); }
   LatentCache cache(int64_t layer) const {
     return {.rows = Tensor(caches[layer].data(), options.kv_dtype, {kv_rows(), kv_row_elements()}),
             .block_tokens = options.kv_block_tokens,

@@ -39,6 +39,10 @@ struct ModelOptions {
   bool load_mtp = false;
 };
 
+// Layers that have cache rows (the MTP module's is one if it is loaded), and bytes of a token's row in one of them.
+int64_t kv_layers(const ModelConfig& config, const ModelOptions& options);
+int64_t kv_row_bytes(const ModelConfig& config, DType kv_dtype);
+
 // What a rank talks through. Borrowed; used by the rank's thread only.
 struct RankContext {
   int rank = 0;

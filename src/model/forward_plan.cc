@@ -108,6 +108,14 @@ RankShape rank_shape(const ModelConfig& config, const ParallelLayout& layout) {
           .q_lora = config.q_lora_rank};
 }
 
+int64_t kv_layers(const ModelConfig& config, const ModelOptions& options) {
+  return config.num_hidden_layers + (options.load_mtp ? 1 : 0);
+}
+
+int64_t kv_row_bytes(const ModelConfig& config, DType kv_dtype) {
+  return latent_row_elements(kv_dtype, config.kv_lora_rank, config.qk_rope_head_dim) * dtype_bytes(kv_dtype);
+}
+
 int64_t ForwardWorkspace::total() const {
   return residual + std::max({normed + std::max(attention, ffn), logits, mtp_input});
 }

@@ -143,21 +143,29 @@ int64_t weight_bytes(const MlaWeights& mla) {
   return total;
 }
 
-int64_t weight_bytes(const ReplicatedWeights& weights) {
-  int64_t total = weights.embedding.buffer.num_bytes() + weights.final_norm.buffer.num_bytes() +
-                  weights.head.num_bytes() + weights.rope_table.buffer.num_bytes();
+}  // namespace
+
+std::vector<WeightPart> weight_parts(const ReplicatedWeights& weights) {
+  int64_t attention = 0, ffn = 0, gate = 0, norms = weights.final_norm.buffer.num_bytes(), mtp_bytes = 0;
   for (const LayerWeights& layer : weights.layers) {
-    total += layer.input_norm.buffer.num_bytes() + weight_bytes(layer.mla) + layer.post_norm.buffer.num_bytes() +
-             weight_bytes(layer.mlp) + layer.gate.num_bytes() + layer.gate_bias.buffer.num_bytes();
+    attention += weight_bytes(layer.mla);
+    ffn += weight_bytes(layer.mlp);
+    gate += layer.gate.num_bytes() + layer.gate_bias.buffer.num_bytes();
+    norms += layer.input_norm.buffer.num_bytes() + layer.post_norm.buffer.num_bytes();
   }
   if (const MtpWeights* mtp = weights.mtp.get()) {
-    total += mtp->embedding.buffer.num_bytes() + mtp->enorm.buffer.num_bytes() + mtp->hnorm.buffer.num_bytes() +
-             mtp->eh_proj.num_bytes() + mtp->norm.buffer.num_bytes() + mtp->head.num_bytes();
+    mtp_bytes = mtp->embedding.buffer.num_bytes() + mtp->enorm.buffer.num_bytes() + mtp->hnorm.buffer.num_bytes() +
+                mtp->eh_proj.num_bytes() + mtp->norm.buffer.num_bytes() + mtp->head.num_bytes();
   }
-  return total;
+  return {{"embedding", weights.embedding.buffer.num_bytes()},
+          {"attention", attention},
+          {"dense and shared FFN", ffn},
+          {"gate", gate},
+          {"norms", norms},
+          {"head", weights.head.num_bytes()},
+          {"MTP projection, embedding, head", mtp_bytes},
+          {"RoPE table", weights.rope_table.buffer.num_bytes()}};
 }
-
-}  // namespace
 
 absl::StatusOr<std::shared_ptr<const ReplicatedWeights>> load_replicated_weights(const LoadArgs& args, int tp_rank) {
   const ModelConfig& config = *args.config;
@@ -180,10 +188,11 @@ absl::StatusOr<std::shared_ptr<const ReplicatedWeights>> load_replicated_weights
     MOESAIC_RETURN_IF_ERROR(load_mtp(args, weights->mtp.get()));
   }
   const Shape rope_shape = {args.max_position, config.qk_rope_head_dim};
-  weights->rope_table.buffer = Buffer(rope_shape.num_elements() * dtype_bytes(DType::kF32));
+  const int64_t rope_bytes = rope_shape.num_elements() * dtype_bytes(DType::kF32);
+  weights->rope_table.buffer = args.sizes_only ? Buffer::size_only(rope_bytes) : Buffer(rope_bytes);
   weights->rope_table.tensor = Tensor(weights->rope_table.buffer.data(), DType::kF32, rope_shape);
-  rope_table(config.rope(), weights->rope_table.tensor);
-  weights->num_bytes = weight_bytes(*weights);
+  if (!args.sizes_only) rope_table(config.rope(), weights->rope_table.tensor);
+  for (const WeightPart& part : weight_parts(*weights)) weights->num_bytes += part.num_bytes;
   return weights;
 }
 

@@ -92,23 +92,15 @@ absl::Status RankGroup::load_weights(const RankGroupOptions& options, const Mode
   });
   MOESAIC_RETURN_IF_ERROR(best_error(errors));
   models_.resize(layout.world_size());
-  std::vector<int64_t> expert_bytes(layout.world_size());
   rank_threads_->parallel_each(layout.world_size(), [&](int64_t rank) {
     auto mine = load_expert_weights(args, *experts, static_cast<int>(rank));
     if (!mine.ok()) return void(errors[rank] = mine.status());
-    expert_bytes[rank] = mine->num_bytes;
     auto model = DeepseekModel::make(config, options.model, replicated[layout.tp_rank(static_cast<int>(rank))],
                                      *std::move(mine), experts, static_cast<int>(rank));
     model.ok() ? void(models_[rank] = *std::move(model)) : void(errors[rank] = model.status());
   });
   MOESAIC_RETURN_IF_ERROR(best_error(errors));
   MOESAIC_RETURN_IF_ERROR(check_all_read(checkpoint, config));
-  for (const auto& weights : replicated) memory_.weight_bytes += weights->num_bytes;
-  for (int rank = 0; rank < layout.world_size(); ++rank) {
-    memory_.weight_bytes += expert_bytes[rank];
-    memory_.kv_cache_bytes += models_[rank]->kv_cache_bytes();
-    memory_.workspace_bytes += models_[rank]->workspace_bytes();
-  }
   return absl::OkStatus();
 }
 
@@ -126,7 +118,6 @@ absl::Status RankGroup::connect(const RankGroupOptions& options, const ModelConf
     AllToAllOptions a2a = DeepseekModel::all_to_all_options(config, options.model);
     a2a.timeout_ms = options.timeout_ms;
     MOESAIC_ASSIGN_OR_RETURN(all_to_alls_, make_thread_all_to_all(a2a));
-    memory_.all_to_all_bytes = world_size * AllToAll::buffer_bytes(a2a);
   }
   const int num_threads = options.num_threads > 0 ? options.num_threads : num_cpus();
   for (int rank = 0; rank < world_size; ++rank) {

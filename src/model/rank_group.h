@@ -40,15 +40,6 @@ class RankGroup {
   // another rank).
   absl::Status run(const std::function<absl::Status(int rank)>& body);
 
-  // Bytes that this process holds: weights (shared ones once), caches, workspaces, all-to-all buffers.
-  struct Memory {
-    int64_t weight_bytes = 0;
-    int64_t kv_cache_bytes = 0;
-    int64_t workspace_bytes = 0;
-    int64_t all_to_all_bytes = 0;
-  };
-  const Memory& memory() const { return memory_; }
-
  private:
   RankGroup() = default;
   absl::Status load_weights(const RankGroupOptions& options, const ModelConfig& config, const Checkpoint& checkpoint);
@@ -63,7 +54,6 @@ class RankGroup {
   std::vector<RankContext> contexts_;
   std::vector<absl::Status> results_;
   std::unique_ptr<ThreadPool> rank_threads_;
-  Memory memory_;
 };
 
 }  // namespace moesaic

@@ -11,13 +11,6 @@ int64_t blocks(int64_t size) {
   return (size + kScaleBlock - 1) / kScaleBlock;
 }
 
-OwnedTensor make_owned(DType dtype, Shape shape) {
-  OwnedTensor owned;
-  owned.buffer = Buffer(shape.num_elements() * dtype_bytes(dtype));
-  owned.tensor = Tensor(owned.buffer.data(), dtype, shape);
-  return owned;
-}
-
 absl::Status copy_to_f32(const Tensor& from, float* to, const std::string& name) {
   const int64_t count = from.num_elements();
   if (from.dtype() == DType::kF32) {
@@ -32,7 +25,16 @@ absl::Status copy_to_f32(const Tensor& from, float* to, const std::string& name)
 
 }  // namespace
 
+OwnedTensor TensorReader::make_owned(DType dtype, Shape shape) const {
+  const int64_t num_bytes = shape.num_elements() * dtype_bytes(dtype);
+  OwnedTensor owned;
+  owned.buffer = sizes_only_ ? Buffer::size_only(num_bytes) : Buffer(num_bytes);
+  owned.tensor = Tensor(owned.buffer.data(), dtype, shape);
+  return owned;
+}
+
 void TensorReader::done(const Tensor& tensor) const {
+  if (sizes_only_) return;
   checkpoint_.release(tensor);
   if (progress_) progress_(tensor.num_bytes());
 }
@@ -72,7 +74,8 @@ absl::StatusOr<PackedWeight> TensorReader::weight(const std::vector<Part>& parts
     sources.push_back(one);
     names += (names.empty() ? "" : " + ") + part.name;
   }
-  absl::StatusOr<PackedWeight> packed = PackedWeight::pack_rows(sources.data(), static_cast<int>(sources.size()));
+  const auto pack = sizes_only_ ? PackedWeight::measure_rows : PackedWeight::pack_rows;
+  absl::StatusOr<PackedWeight> packed = pack(sources.data(), static_cast<int>(sources.size()));
   if (!packed.ok()) return annotate(packed.status(), names);
   for (const PackedWeight::Source& one : sources) done(one.weight);
   return packed;
@@ -81,6 +84,7 @@ absl::StatusOr<PackedWeight> TensorReader::weight(const std::vector<Part>& parts
 absl::StatusOr<OwnedTensor> TensorReader::vector(const std::string& name, int64_t n) const {
   MOESAIC_ASSIGN_OR_RETURN(Tensor stored, checkpoint_.tensor(name, {n}));
   OwnedTensor owned = make_owned(DType::kF32, {n});
+  if (sizes_only_) return owned;
   MOESAIC_RETURN_IF_ERROR(copy_to_f32(stored, owned.tensor.f32(), name));
   done(stored);
   return owned;
@@ -103,6 +107,7 @@ absl::StatusOr<OwnedTensor> TensorReader::bias(const std::vector<Part>& parts) c
   for (const Part& part : parts) {
     if (part.has_bias) {
       MOESAIC_ASSIGN_OR_RETURN(OwnedTensor one, vector(part.name + ".bias", part.n));
+      if (sizes_only_) continue;
       std::memcpy(to, one.tensor.f32() + part.rows.begin, part.rows.size() * sizeof(float));
     }
     to += part.rows.size();
@@ -117,6 +122,7 @@ absl::StatusOr<OwnedTensor> TensorReader::table(const std::string& name, int64_t
         str_cat(name, ".weight: expected bf16 or f32, found ", dtype_name(stored.dtype())));
   }
   OwnedTensor owned = make_owned(stored.dtype(), {n, k});
+  if (sizes_only_) return owned;
   std::memcpy(owned.tensor.raw(), stored.raw(), stored.num_bytes());
   done(stored);
   return owned;

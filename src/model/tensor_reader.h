@@ -12,7 +12,10 @@ namespace moesaic {
 class TensorReader {
  public:
   explicit TensorReader(const LoadArgs& args)
-      : checkpoint_(*args.checkpoint), fp8_weights_(args.config->fp8_weights), progress_(args.progress) {}
+      : checkpoint_(*args.checkpoint),
+        fp8_weights_(args.config->fp8_weights),
+        sizes_only_(args.sizes_only),
+        progress_(args.progress) {}
 
   // A part of a linear layer's weight: rows and columns of NAME.weight, whose whole shape must be [n, k].
   struct Part {
@@ -41,10 +44,12 @@ class TensorReader {
 
  private:
   absl::StatusOr<PackedWeight::Source> source(const Part& part) const;
+  OwnedTensor make_owned(DType dtype, Shape shape) const;
   void done(const Tensor& tensor) const;
 
   const Checkpoint& checkpoint_;
   const bool fp8_weights_;  // config.json's word
+  const bool sizes_only_;
   const std::function<void(int64_t)>& progress_;
 };
 

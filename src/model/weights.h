@@ -69,8 +69,15 @@ struct ReplicatedWeights {
   PackedWeight head;                 // [vocab, hidden]
   std::unique_ptr<MtpWeights> mtp;   // module 0, if loaded
   OwnedTensor rope_table;            // [max_position, rope] f32
-  int64_t num_bytes = 0;
+  int64_t num_bytes = 0;             // of all parts
 };
+
+// What ReplicatedWeights hold, by part, in bytes. The MTP module's layer counts with the others.
+struct WeightPart {
+  const char* name;
+  int64_t num_bytes;
+};
+std::vector<WeightPart> weight_parts(const ReplicatedWeights& weights);
 
 struct ExpertWeights {
   struct Layer {                        // empty for dense layers
@@ -87,6 +94,7 @@ struct LoadArgs {
   ParallelLayout layout;
   bool load_mtp = false;
   int64_t max_position = 0;
+  bool sizes_only = false;  // no memory is taken and no data read: num_bytes() of everything is right, nothing else
   // Called with the checkpoint bytes that have just been read; may be empty. Any loading thread.
   std::function<void(int64_t)> progress;
 };

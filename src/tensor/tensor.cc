@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <ostream>
@@ -12,6 +13,8 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kHugePageBytes = int64_t{2} << 20;
+
+std::atomic<int64_t> g_live_bytes{0};
 
 int64_t round_up(int64_t value, int64_t unit) {
   return (value + unit - 1) / unit * unit;
@@ -91,6 +94,7 @@ Tensor Tensor::cols(int64_t begin, int64_t end) const {
 Buffer::Buffer(int64_t num_bytes) : num_bytes_(num_bytes) {
   MOESAIC_CHECK_GE(num_bytes, 0);
   if (num_bytes == 0) return;
+  g_live_bytes.fetch_add(num_bytes, std::memory_order_relaxed);
   // Large buffers are mapped, so that untouched pages cost nothing, and ask for huge pages (10-20 % when streaming).
   if (num_bytes >= kHugePageBytes) {
     void* mapped = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -110,7 +114,19 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   return *this;
 }
 
+Buffer Buffer::size_only(int64_t num_bytes) {
+  Buffer buffer;
+  buffer.num_bytes_ = num_bytes;
+  return buffer;
+}
+
+int64_t Buffer::live_bytes() {
+  return g_live_bytes.load(std::memory_order_relaxed);
+}
+
 Buffer::~Buffer() {
+  if (data_ == nullptr) return;
+  g_live_bytes.fetch_sub(num_bytes_, std::memory_order_relaxed);
   if (num_bytes_ >= kHugePageBytes) {
     munmap(data_, num_bytes_);
   } else {

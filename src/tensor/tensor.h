@@ -85,11 +85,15 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(int64_t num_bytes);
+  // Only the size of a Buffer, without memory: for plans.
+  static Buffer size_only(int64_t num_bytes);
   Buffer(Buffer&& other) noexcept { *this = static_cast<Buffer&&>(other); }
   Buffer& operator=(Buffer&& other) noexcept;
   ~Buffer();
   void* data() const { return data_; }
   int64_t num_bytes() const { return num_bytes_; }
+  // Bytes of all Buffers of this process. Any thread.
+  static int64_t live_bytes();
 
  private:
   void* data_ = nullptr;

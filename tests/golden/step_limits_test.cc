@@ -84,5 +84,34 @@ TEST_F(RecomputedTokens, BehindAPrompt) {
   EXPECT_EQ(mixed, apart);
 }
 
+// More tokens than one slice holds: fewer heads at once, hidden layers and projections in parts, the same bits.
+class LargeSteps : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(LargeSteps, KeepTheirBits) {
+  constexpr int kTokens = 1100, kChunk = 275, kRow = 13;
+  const RunOptions options = {.max_tokens_per_step = kTokens, .max_position = kTokens + 64, .max_sequences = 2};
+  const auto group = load_group(GetParam(), options);
+  std::vector<int32_t> ids(kTokens);
+  for (int i = 0; i < kTokens; ++i) ids[i] = 2 + i * kRow % 300;
+  for (const bool is_prefill : {true, false}) {
+    const std::vector<float> whole = SequenceRunner(*group, options).step(ids, is_prefill, A2aMode::kNormal);
+    SequenceRunner parts(*group, options);
+    std::vector<float> in_chunks;
+    for (int at = 0; at < kTokens; at += kChunk) {
+      const std::vector<float> logits =
+          parts.step({ids.begin() + at, ids.begin() + at + kChunk}, is_prefill, A2aMode::kNormal);
+      in_chunks.insert(in_chunks.end(), logits.begin(), logits.end());
+    }
+    ASSERT_EQ(whole.size(), in_chunks.size());
+    EXPECT_TRUE(whole == in_chunks) << (is_prefill ? "prefill" : "replay") << ": largest difference "
+                                    << max_abs_difference(whole.data(), in_chunks.data(), whole.size());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, LargeSteps,
+                         ::testing::Values("tests/data/micro-deepseek-v3/base",
+                                           "tests/data/micro-deepseek-v3/no_q_lora",
+                                           "tests/data/micro-deepseek-v3/odd_dims", kTinyModel));
+
 }  // namespace
 }  // namespace moesaic::testing
