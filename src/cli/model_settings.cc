@@ -37,6 +37,10 @@ void add_parallel_fields(ConfigFields& fields, int32_t* ep_size, int32_t* dp_siz
 
 void add_layout_fields(ConfigFields& fields, ModelSettings& settings) {
   add_parallel_fields(fields, &settings.ep_size, &settings.dp_size, &settings.tp_size);
+  fields.add("moe-dense-tp-size", &settings.moe_dense_tp_size)
+      .range(1, 1024)
+      .unit("ranks")
+      .doc("Neighbouring ranks of a TP group that split the hidden layer of a dense FFN; 1 splits tokens only");
   fields.add("activations", &settings.activations)
       .choices({"f32", "fp8"})
       .doc(
@@ -142,7 +146,8 @@ void add_engine_fields(ConfigFields& fields, ModelSettings& settings) {
 
 absl::StatusOr<ModelOptions> model_options(const ModelSettings& settings) {
   ModelOptions options;
-  MOESAIC_ASSIGN_OR_RETURN(options.layout, ParallelLayout::make(settings.ep_size, settings.dp_size, settings.tp_size));
+  MOESAIC_ASSIGN_OR_RETURN(options.layout, ParallelLayout::make(settings.ep_size, settings.dp_size, settings.tp_size,
+                                                                settings.moe_dense_tp_size));
   options.activations = settings.activations == "fp8" ? ActivationMode::kFp8 : ActivationMode::kF32;
   const std::string& kv_dtype = settings.kv_cache_dtype;
   if (kv_dtype == "bf16" || kv_dtype == "bfloat16") options.kv_dtype = DType::kBF16;

@@ -15,6 +15,7 @@ struct ModelSettings {
   int32_t tp_size = 0;
   int32_t dp_size = 0;
   int32_t ep_size = 0;
+  int32_t moe_dense_tp_size = 1;
   std::string activations = "f32";
   std::string kv_cache_dtype = "auto";
   int32_t num_threads = 0;

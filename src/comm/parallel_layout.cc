@@ -38,7 +38,7 @@ absl::StatusOr<int> other_factor(int ep_size, std::string_view name, int size) {
 
 }  // namespace
 
-absl::StatusOr<ParallelLayout> ParallelLayout::make(int ep_size, int dp_size, int tp_size) {
+absl::StatusOr<ParallelLayout> ParallelLayout::make(int ep_size, int dp_size, int tp_size, int moe_dense_tp_size) {
   MOESAIC_RETURN_IF_ERROR(check_size("ep_size", ep_size));
   MOESAIC_RETURN_IF_ERROR(check_size("dp_size", dp_size));
   MOESAIC_RETURN_IF_ERROR(check_size("tp_size", tp_size));
@@ -63,7 +63,35 @@ absl::StatusOr<ParallelLayout> ParallelLayout::make(int ep_size, int dp_size, in
     return absl::InvalidArgumentError(str_cat("ep_size ", ep_size, " contradicts dp_size ", dp_size, " x tp_size ",
                                               tp_size, " = ", world, " (EP = DP x TP). Nearest legal: ", legal));
   }
+  if (moe_dense_tp_size < 1 || layout.tp_size % moe_dense_tp_size != 0) {
+    return absl::InvalidArgumentError(str_cat("moe_dense_tp_size ", moe_dense_tp_size, " does not divide tp_size ",
+                                              layout.tp_size, ". Nearest legal: moe_dense_tp_size ",
+                                              nearest_divisors(std::max(moe_dense_tp_size, 1), layout.tp_size)));
+  }
+  layout.moe_dense_tp_size = moe_dense_tp_size;
   return layout;
+}
+
+Range ParallelLayout::ffn_tokens(int64_t num_tokens, int tp_rank) const {
+  const int64_t slice = ffn_slice(num_tokens);
+  return {std::min(tp_rank * slice, num_tokens), std::min((tp_rank + 1) * slice, num_tokens)};
+}
+
+Range ParallelLayout::dense_tokens(int64_t num_tokens, int tp_rank) const {
+  const int first = tp_rank / moe_dense_tp_size * moe_dense_tp_size;
+  return {ffn_tokens(num_tokens, first).begin, ffn_tokens(num_tokens, first + moe_dense_tp_size - 1).end};
+}
+
+Range ParallelLayout::dense_columns(int64_t intermediate, int tp_rank) const {
+  MOESAIC_CHECK_EQ(intermediate % moe_dense_tp_size, 0);
+  const int64_t width = intermediate / moe_dense_tp_size, shard = tp_rank % moe_dense_tp_size;
+  return {shard * width, (shard + 1) * width};
+}
+
+absl::Status ParallelLayout::validate_dense(int64_t intermediate) const {
+  if (intermediate % moe_dense_tp_size == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(str_cat("the model's intermediate_size ", intermediate,
+                                            " cannot be split over moe_dense_tp_size ", moe_dense_tp_size));
 }
 
 Range ParallelLayout::heads(int64_t num_heads, int tp_rank) const {
@@ -93,7 +121,8 @@ Range ParallelLayout::slots(int64_t num_physical_experts, int rank) const {
 }
 
 std::string ParallelLayout::to_string() const {
-  return str_cat("EP", ep_size(), " = DP", dp_size, " x TP", tp_size);
+  const std::string dense = moe_dense_tp_size > 1 ? str_cat(", dense FFN TP", moe_dense_tp_size) : "";
+  return str_cat("EP", ep_size(), " = DP", dp_size, " x TP", tp_size, dense);
 }
 
 }  // namespace moesaic

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <vector>
+
 namespace moesaic {
 namespace {
 
@@ -100,6 +102,37 @@ TEST(ParallelLayout, EightExpertsOnThreeRanks) {
   const ParallelLayout layout = *ParallelLayout::make(3, 0, 0);
   EXPECT_EQ(layout.slots(8, 2), (Range{6, 8}));
   EXPECT_EQ(layout.slots(9, 2), (Range{6, 9}));  // one redundant slot
+}
+
+// Every token meets every column of the hidden layer once, however many tokens there are.
+TEST(ParallelLayout, DenseShardsCoverEverythingOnce) {
+  constexpr int64_t kIntermediate = 48;
+  for (const int tp_size : {1, 2, 4, 8}) {
+    for (int dense = 1; dense <= tp_size; dense *= 2) {
+      const auto layout = ParallelLayout::make(0, 1, tp_size, dense);
+      ASSERT_TRUE(layout.ok()) << layout.status();
+      for (int64_t num_tokens = 0; num_tokens < 20; ++num_tokens) {
+        int64_t area = 0, tokens = 0;
+        std::vector<int> met(num_tokens * kIntermediate);
+        for (int tp_rank = 0; tp_rank < tp_size; ++tp_rank) {
+          const Range rows = layout->dense_tokens(num_tokens, tp_rank);
+          const Range columns = layout->dense_columns(kIntermediate, tp_rank);
+          for (int64_t t = rows.begin; t < rows.end; ++t) {
+            for (int64_t c = columns.begin; c < columns.end; ++c) ++met[t * kIntermediate + c];
+          }
+          area += rows.size() * columns.size();
+          tokens += layout->ffn_tokens(num_tokens, tp_rank).size();
+        }
+        EXPECT_EQ(tokens, num_tokens);
+        EXPECT_EQ(area, num_tokens * kIntermediate);
+        for (const int times : met) ASSERT_EQ(times, 1);
+      }
+    }
+  }
+  EXPECT_FALSE(ParallelLayout::make(0, 1, 4, 3).ok());
+  EXPECT_FALSE(ParallelLayout::make(0, 1, 4, 0).ok());
+  EXPECT_FALSE(ParallelLayout::make(0, 1, 1, 2).ok());
+  EXPECT_FALSE((ParallelLayout{.tp_size = 4, .moe_dense_tp_size = 4}.validate_dense(6).ok()));
 }
 
 }  // namespace

@@ -81,8 +81,9 @@ int64_t attention_bytes(const ModelConfig& config, const ModelOptions& options) 
 
 int64_t ffn_bytes(const ModelConfig& config, const ModelOptions& options) {
   const int64_t hidden = config.hidden_size, tp_size = options.layout.tp_size;
-  const int64_t slice = (options.max_tokens_per_step + tp_size - 1) / tp_size;
-  const int64_t widest = std::max(config.intermediate_size, config.n_shared_experts * config.moe_intermediate_size);
+  const int64_t slice = options.layout.ffn_slice(options.max_tokens_per_step);
+  const int64_t dense_tp = options.layout.moe_dense_tp_size;
+  const bool fp8 = options.activations == ActivationMode::kFp8;
   BytesSum lasting, gate, routed, gathered;
   lasting.add_f32(slice * hidden);                               // ffn_out
   lasting.add(DType::kI32, slice * config.num_experts_per_tok);  // topk_ids
@@ -90,10 +91,14 @@ int64_t ffn_bytes(const ModelConfig& config, const ModelOptions& options) {
   gate.add_f32(slice * config.n_routed_experts);
   routed.add_f32(slice * hidden);
   if (tp_size > 1) gathered.add_f32(tp_size * slice * hidden);
-  const int64_t mlp =
-      mlp_bytes(std::min(slice, kFfnSlice), hidden, widest, options.activations == ActivationMode::kFp8);
+  const int64_t shared =
+      mlp_bytes(std::min(slice, kFfnSlice), hidden, config.n_shared_experts * config.moe_intermediate_size, fp8);
+  BytesSum sum;
+  sum.add_f32(dense_tp > 1 ? options.max_tokens_per_step * hidden : 0);
+  const int64_t dense =
+      sum.total() + mlp_bytes(std::min(dense_tp * slice, kFfnSlice), hidden, config.intermediate_size / dense_tp, fp8);
   return lasting.total() +
-         std::max({gate.total(), mlp, expert_bytes(config, options), routed.total(), gathered.total()});
+         std::max({gate.total(), shared, dense, expert_bytes(config, options), routed.total(), gathered.total()});
 }
 
 }  // namespace
@@ -136,6 +141,7 @@ ForwardWorkspace forward_workspace(const ModelConfig& config, const ModelOptions
 
 absl::Status validate_options(const ModelConfig& config, const ModelOptions& options) {
   MOESAIC_RETURN_IF_ERROR(options.layout.validate_heads(config.num_attention_heads));
+  MOESAIC_RETURN_IF_ERROR(options.layout.validate_dense(config.intermediate_size));
   const auto positive = [](std::string_view name, int64_t value) {
     if (value > 0) return absl::OkStatus();
     return absl::InvalidArgumentError(str_cat(name, ": expected at least 1, found ", value));
@@ -157,6 +163,14 @@ absl::Status validate_options(const ModelConfig& config, const ModelOptions& opt
     return absl::InvalidArgumentError(str_cat("--activations fp8 quantises groups of 128 channels, but --tp-size ",
                                               options.layout.tp_size, " splits the attention output into shards of ",
                                               shard, "; use a smaller --tp-size or --activations f32"));
+  }
+  const int64_t columns = config.intermediate_size / options.layout.moe_dense_tp_size;
+  if (options.activations == ActivationMode::kFp8 && config.fp8_weights && options.layout.moe_dense_tp_size > 1 &&
+      columns % 128 != 0) {
+    return absl::InvalidArgumentError(
+        str_cat("--activations fp8 quantises groups of 128 channels, but --moe-dense-tp-size ",
+                options.layout.moe_dense_tp_size, " splits intermediate_size into shards of ", columns,
+                "; use a smaller --moe-dense-tp-size or --activations f32"));
   }
   return absl::OkStatus();
 }
@@ -223,10 +237,8 @@ MicroBatch ForwardPlan::build(const ForwardBatch& batch) {
   micro.positions = positions_;
   micro.slots = slots_;
   micro.runs = runs_;
-  const int64_t tp_size = options_.layout.tp_size;
-  micro.ffn_slice = (micro.num_tokens + tp_size - 1) / tp_size;
-  micro.ffn_tokens.begin = std::min(tp_rank_ * micro.ffn_slice, micro.num_tokens);
-  micro.ffn_tokens.end = std::min(micro.ffn_tokens.begin + micro.ffn_slice, micro.num_tokens);
+  micro.ffn_slice = options_.layout.ffn_slice(micro.num_tokens);
+  micro.ffn_tokens = options_.layout.ffn_tokens(micro.num_tokens, tp_rank_);
   return micro;
 }
 

@@ -58,6 +58,7 @@ struct MicroBatch {
   Tensor topk_ids;      // [ffn tokens, k] i32
   Tensor topk_weights;  // [ffn tokens, k] f32
   Tensor ffn_out;       // [ffn_slice, hidden] dense or shared-expert output, then the sum with the experts
+  Tensor ffn_sum;       // [num_tokens, hidden] with a dense FFN that is split over ranks; then ffn_out stays unused
   ExpertRows rows;
   int64_t attention_mark = 0;  // of the arena: what attention allocates lies behind it
 };
@@ -96,6 +97,7 @@ absl::Status attention_inputs(const LayerContext&, MicroBatch&);     // mla.cc
 absl::Status attention_core(const LayerContext&, MicroBatch&);       // mla.cc
 absl::Status post_attention_norm(const LayerContext&, MicroBatch&);  // mlp.cc
 absl::Status dense_ffn(const LayerContext&, MicroBatch&);            // mlp.cc
+absl::Status shared_ffn(const LayerContext&, MicroBatch&);           // mlp.cc, all of the hidden layer for ffn_tokens
 absl::Status ffn_residual(const LayerContext&, MicroBatch&);         // mlp.cc
 absl::Status route_tokens(const LayerContext&, MicroBatch&);         // moe.cc
 absl::Status dispatch_send(const LayerContext&, MicroBatch&);        // moe.cc

@@ -28,7 +28,10 @@ class LayerLoader {
     MOESAIC_RETURN_IF_ERROR(
         take(reader_.vector(prefix + "post_attention_layernorm.weight", config_.hidden_size), &weights->post_norm));
     weights->is_moe = config_.is_moe_layer(layer);
-    if (!weights->is_moe) return load_mlp(prefix + "mlp.", config_.intermediate_size, &weights->mlp);
+    if (!weights->is_moe) {
+      return load_mlp(prefix + "mlp.", config_.intermediate_size,
+                      layout_.dense_columns(config_.intermediate_size, tp_rank_), &weights->mlp);
+    }
     return load_moe(prefix + "mlp.", weights);
   }
 
@@ -83,12 +86,13 @@ class LayerLoader {
     return absl::OkStatus();
   }
 
-  absl::Status load_mlp(const std::string& prefix, int64_t intermediate, MlpWeights* mlp) const {
+  // `mine`: this rank's columns of the hidden layer.
+  absl::Status load_mlp(const std::string& prefix, int64_t intermediate, Range mine, MlpWeights* mlp) const {
     const int64_t hidden = config_.hidden_size;
-    MOESAIC_RETURN_IF_ERROR(take(reader_.weight({TensorReader::whole(prefix + "gate_proj", intermediate, hidden),
-                                                 TensorReader::whole(prefix + "up_proj", intermediate, hidden)}),
+    MOESAIC_RETURN_IF_ERROR(take(reader_.weight({{prefix + "gate_proj", intermediate, hidden, mine, {0, hidden}},
+                                                 {prefix + "up_proj", intermediate, hidden, mine, {0, hidden}}}),
                                  &mlp->gate_up));
-    return take(reader_.weight({TensorReader::whole(prefix + "down_proj", hidden, intermediate)}), &mlp->down);
+    return take(reader_.weight({{prefix + "down_proj", hidden, intermediate, {0, hidden}, mine}}), &mlp->down);
   }
 
   absl::Status load_moe(const std::string& prefix, LayerWeights* weights) const {
@@ -100,8 +104,8 @@ class LayerLoader {
           take(reader_.vector(prefix + "gate.e_score_correction_bias", config_.n_routed_experts), &weights->gate_bias));
     }
     if (config_.n_shared_experts == 0) return absl::OkStatus();
-    return load_mlp(prefix + "shared_experts.", config_.n_shared_experts * config_.moe_intermediate_size,
-                    &weights->mlp);
+    const int64_t intermediate = config_.n_shared_experts * config_.moe_intermediate_size;
+    return load_mlp(prefix + "shared_experts.", intermediate, {0, intermediate}, &weights->mlp);
   }
 
   TensorReader reader_;
@@ -111,7 +115,7 @@ class LayerLoader {
 };
 
 // The MTP module stores its own embedding and head, or shares the main model's when they are absent.
-absl::Status load_mtp(const LoadArgs& args, MtpWeights* mtp) {
+absl::Status load_mtp(const LoadArgs& args, int tp_rank, MtpWeights* mtp) {
   const TensorReader reader(args);
   const int64_t hidden = args.config->hidden_size, vocab = args.config->vocab_size;
   const std::string prefix = str_cat("model.layers.", args.config->num_hidden_layers, ".");
@@ -123,7 +127,7 @@ absl::Status load_mtp(const LoadArgs& args, MtpWeights* mtp) {
   if (reader.contains(prefix + "embed_tokens.weight")) {
     MOESAIC_RETURN_IF_ERROR(take(reader.table(prefix + "embed_tokens", vocab, hidden), &mtp->embedding));
   }
-  if (reader.contains(prefix + "shared_head.head.weight")) {
+  if (tp_rank == 0 && reader.contains(prefix + "shared_head.head.weight")) {
     MOESAIC_RETURN_IF_ERROR(
         take(reader.weight({TensorReader::whole(prefix + "shared_head.head", vocab, hidden)}), &mtp->head));
   }
@@ -181,11 +185,13 @@ absl::StatusOr<std::shared_ptr<const ReplicatedWeights>> load_replicated_weights
   }
   MOESAIC_RETURN_IF_ERROR(take(reader.vector("model.norm.weight", config.hidden_size), &weights->final_norm));
   const std::string head = config.tie_word_embeddings ? "model.embed_tokens" : "lm_head";
-  MOESAIC_RETURN_IF_ERROR(
-      take(reader.weight({TensorReader::whole(head, config.vocab_size, config.hidden_size)}), &weights->head));
+  if (tp_rank == 0) {
+    MOESAIC_RETURN_IF_ERROR(
+        take(reader.weight({TensorReader::whole(head, config.vocab_size, config.hidden_size)}), &weights->head));
+  }
   if (args.load_mtp) {
     weights->mtp = std::make_unique<MtpWeights>();
-    MOESAIC_RETURN_IF_ERROR(load_mtp(args, weights->mtp.get()));
+    MOESAIC_RETURN_IF_ERROR(load_mtp(args, tp_rank, weights->mtp.get()));
   }
   const Shape rope_shape = {args.max_position, config.qk_rope_head_dim};
   const int64_t rope_bytes = rope_shape.num_elements() * dtype_bytes(DType::kF32);

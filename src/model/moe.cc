@@ -44,7 +44,7 @@ absl::Status dispatch_send(const LayerContext& context, MicroBatch& batch) {
 
 absl::Status shared_expert(const LayerContext& context, MicroBatch& batch) {
   if (!context.weights.mlp.gate_up.defined()) return absl::OkStatus();
-  return dense_ffn(context, batch);
+  return shared_ffn(context, batch);
 }
 
 absl::Status dispatch_recv(const LayerContext& context, MicroBatch& batch) {

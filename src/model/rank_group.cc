@@ -56,6 +56,7 @@ absl::Status check_all_read(const Checkpoint& checkpoint, const ModelConfig& con
 absl::StatusOr<std::unique_ptr<RankGroup>> RankGroup::load(const RankGroupOptions& options) {
   MOESAIC_ASSIGN_OR_RETURN(ModelConfig config, ModelConfig::load(options.model_dir));
   MOESAIC_RETURN_IF_ERROR(options.model.layout.validate_heads(config.num_attention_heads));
+  MOESAIC_RETURN_IF_ERROR(options.model.layout.validate_dense(config.intermediate_size));
   if (options.model.load_mtp && config.num_nextn_predict_layers == 0) {
     return absl::FailedPreconditionError(
         str_cat(options.model_dir, " stores no MTP module (num_nextn_predict_layers is 0)"));

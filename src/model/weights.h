@@ -48,8 +48,9 @@ struct LayerWeights {
   MlaWeights mla;
   OwnedTensor post_norm;  // [hidden] f32
   bool is_moe = false;
-  MlpWeights mlp;         // the dense FFN, or all shared experts as one; undefined without shared experts
-  PackedWeight gate;      // [experts, hidden], MoE only
+  MlpWeights mlp;     // the dense FFN (its columns of this TP rank), or all shared experts as one; undefined without
+                      // shared experts
+  PackedWeight gate;  // [experts, hidden], MoE only
   OwnedTensor gate_bias;  // [experts] f32, or undefined
 };
 
@@ -59,14 +60,14 @@ struct MtpWeights {
   OwnedTensor hnorm;      // [hidden]
   PackedWeight eh_proj;   // [hidden, 2 * hidden]: the embedding's half first
   OwnedTensor norm;       // [hidden] shared_head.norm
-  PackedWeight head;      // [vocab, hidden]; undefined: the main model's
+  PackedWeight head;      // [vocab, hidden], on TP rank 0; undefined: the main model's
 };
 
 struct ReplicatedWeights {
   OwnedTensor embedding;             // [vocab, hidden] bf16 or f32
   std::vector<LayerWeights> layers;  // main layers, then the MTP module's layer if loaded
   OwnedTensor final_norm;            // [hidden] f32
-  PackedWeight head;                 // [vocab, hidden]
+  PackedWeight head;                 // [vocab, hidden] on TP rank 0, which alone samples; else undefined
   std::unique_ptr<MtpWeights> mtp;   // module 0, if loaded
   OwnedTensor rope_table;            // [max_position, rope] f32
   int64_t num_bytes = 0;             // of all parts

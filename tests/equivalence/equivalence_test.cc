@@ -93,6 +93,22 @@ TEST(Equivalence, TensorParallelSizes) {
   }
 }
 
+TEST(Equivalence, DenseTensorParallelInAnyLayout) {
+  const int layouts[][3] = {{2, 2, 2}, {4, 4, 2}, {8, 8, 8}, {4, 2, 2}, {8, 4, 2}};  // EP, TP, dense TP
+  for (const auto& [ep_size, tp_size, dense] : layouts) {
+    RunOptions options = small(ep_size, tp_size);
+    options.layout = *ParallelLayout::make(ep_size, 0, tp_size, dense);
+    const auto group = load_group(kTinyModel, options);
+    for (const int dp_rank : {0, ep_size / tp_size - 1}) {
+      const Trace ours = run(*group, options, random_ids(kPrompt, kSeed), 64, A2aMode::kLowLatency, dp_rank);
+      EXPECT_EQ(ours.greedy, reference().greedy) << options.layout.to_string();
+      ASSERT_EQ(ours.logits.size(), reference().logits.size());
+      EXPECT_LE(max_abs_difference(ours.logits.data(), reference().logits.data(), ours.logits.size()), 1e-3f)
+          << options.layout.to_string();
+    }
+  }
+}
+
 TEST(Equivalence, AllToAllModes) {
   for (const int ep_size : {1, 2}) {
     const auto group = load_group(kTinyModel, small(ep_size));

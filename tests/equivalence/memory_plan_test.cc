@@ -15,6 +15,7 @@ struct Case {
   ActivationMode activations = ActivationMode::kF32;
   int64_t max_tokens = 64;
   bool load_mtp = false;
+  int dense_tp = 1;
 };
 
 void PrintTo(const Case& test, std::ostream* out) {
@@ -28,7 +29,7 @@ TEST_P(MemoryPlanOf, EqualsWhatIsAllocated) {
   const std::string dir = source_path(test.model);
   RankGroupOptions options;
   options.model_dir = dir;
-  options.model = {.layout = *ParallelLayout::make(test.ep_size, 0, test.tp_size),
+  options.model = {.layout = *ParallelLayout::make(test.ep_size, 0, test.tp_size, test.dense_tp),
                    .activations = test.activations,
                    .kv_dtype = test.kv_dtype,
                    .num_kv_blocks = 5,
@@ -80,7 +81,8 @@ INSTANTIATE_TEST_SUITE_P(
              .tp_size = 4,
              .activations = ActivationMode::kFp8,
              .max_tokens = 1000,
-             .load_mtp = true},
+             .load_mtp = true,
+             .dense_tp = 2},
         Case{.name = "v2", .model = "tests/data/micro-deepseek-v2/v2_lite", .ep_size = 2, .tp_size = 1},
         Case{.name = "odd", .model = "tests/data/micro-deepseek-v3/odd_dims", .ep_size = 2, .tp_size = 1},
         Case{.name = "dense", .model = "tests/data/micro-deepseek-v3/all_dense", .ep_size = 1, .tp_size = 1}),
