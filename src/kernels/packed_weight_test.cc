@@ -12,7 +12,8 @@ namespace {
 using testing::HasSubstr;
 
 struct E4M3Matrix {
-  E4M3Matrix(int64_t rows, int64_t cols) : rows(rows), cols(cols), data(rows * cols), scales(9, 1.0f) {
+  E4M3Matrix(int64_t rows, int64_t cols)
+      : rows(rows), cols(cols), data(rows * cols), scales((rows + 127) / 128 * ((cols + 127) / 128), 1.0f) {
     for (size_t i = 0; i < data.size(); ++i) data[i] = i * 37 % 127;
     for (size_t i = 0; i < scales.size(); ++i) scales[i] = 1.0f + i;
   }
