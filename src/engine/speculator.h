@@ -75,7 +75,7 @@ class Speculator {
   std::vector<RowCount> row_counts_;
   std::vector<GroupState> groups_;
   int depth_ = 0;
-  int num_better_without_ = 0;  // steps in a row
+  int num_better_without_ = 0;  // steps in a row, those with a large gain counted more
   SpeculationStats stats_;
   DraftPlan plan_;
   DraftTokens tokens_;
