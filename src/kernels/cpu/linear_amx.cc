@@ -24,8 +24,7 @@
 #include "kernels/cpu/simd_target.h"
 #include "tensor/dtype.h"
 
-MOESAIC_TARGET_AMX_BEGIN
-
+// The tables are filled when the program starts, on any CPU: they must not be compiled for the target below.
 namespace moesaic {
 namespace {
 
@@ -114,10 +113,19 @@ HighWords make_high_words() {
 
 const HighWords kHighWords = make_high_words();
 
+}  // namespace
+}  // namespace moesaic
+
+MOESAIC_TARGET_AMX_BEGIN
+
+namespace moesaic {
+namespace {
+
 template <DType kDType>
 class AmxLinear {
  public:
   static void run(const LinearPanels& args, int64_t panel_begin, int64_t panel_end) {
+    if (panel_begin >= panel_end) return;
     const int64_t num_chunks = (args.m + kChunkRows - 1) / kChunkRows;
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
       const int64_t begin = args.m * chunk / num_chunks, rows = args.m * (chunk + 1) / num_chunks - begin;
