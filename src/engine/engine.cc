@@ -275,8 +275,9 @@ int32_t Engine::Impl::sample_row(const Sequence& sequence, OpenRequest& open_req
   const Request& request = sequence.request;
   const std::span<const uint64_t> allowed = open_request.allowed_tokens(request);
   if (accepted.empty()) return sampler.sample(request, sequence.output_ids, allowed, row);
-  output_ids.assign(sequence.output_ids.begin(), sequence.output_ids.end());
-  output_ids.insert(output_ids.end(), accepted.begin(), accepted.end());
+  // One token more than in the call before.
+  if (accepted.size() == 1) output_ids.assign(sequence.output_ids.begin(), sequence.output_ids.end());
+  output_ids.push_back(accepted.back());
   return sampler.sample(request, output_ids, allowed, row);
 }
 

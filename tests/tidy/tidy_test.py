@@ -48,6 +48,7 @@ PLANTED = {
     "newline": ("docs/newline.md", "no end"),
     "header-comment": ("src/kv/p.h", "#pragma once\n"),
     "header-guard": ("src/kv/q.h", "// What it is.\n"),
+    "target-init": ("src/kv/v.h", HEADER + "MOESAIC_TARGET_AMX_BEGIN\nconst Table kTable = make_table();\nMOESAIC_TARGET_END\n"),
     "function-length": ("src/kv/r.h", HEADER + LONG_BODY),
     "file-length": ("src/kv/s.h", HEADER + "int x;\n" * 600),
     "dead-file": ("src/base/unlisted.cc", "int unlisted;\n"),
