@@ -12,7 +12,8 @@ find_package(absl REQUIRED CONFIG)
 
 add_library(moesaic_flags INTERFACE)
 # -ffp-contract=off: results must not depend on what the compiler fuses; kernels ask for FMA by name.
-target_compile_options(moesaic_flags INTERFACE -Wall -Wextra -Werror -Wno-missing-field-initializers -ffp-contract=off -fno-omit-frame-pointer)
+target_compile_options(moesaic_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-Wno-missing-field-initializers;-ffp-contract=off;-fno-omit-frame-pointer>)
 target_include_directories(moesaic_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
 target_link_libraries(moesaic_flags INTERFACE Threads::Threads)
 if(MOESAIC_SANITIZE)
