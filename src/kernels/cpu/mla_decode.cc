@@ -1,12 +1,14 @@
 // Absorbed MLA attention on the paged latent cache. The keys of a sequence are cut at multiples of kDecodeKeys; each
 // chunk gives a partial softmax of its own, and the partials are merged in order of position. So the bits depend on
 // the sequence alone, while any thread can take any chunk: a long sequence is spread over all threads, and the heads of
-// a short one.
+// a short one. On AMX, bf16 rows go through tiles (mla_decode_amx.h), in groups of kAmxHeads heads.
 #include <algorithm>
 #include <atomic>
 #include <limits>
 
 #include "kernels/cpu/mla_cache.h"
+#include "kernels/cpu/mla_decode_amx.h"
+#include "kernels/cpu/simd.h"
 #include "kernels/cpu/vector_ops.h"
 
 namespace moesaic {
@@ -25,6 +27,16 @@ int64_t chunk_keys(const AttentionSpan& span, int64_t t, int64_t chunk) {
   return std::min(span.kv_len - span.q_len + t + 1 - chunk * kDecodeKeys, kDecodeKeys);
 }
 
+bool uses_amx(const LatentCache& cache) {
+  return active_isa() == Isa::kAmx && cache.rows.dtype() == DType::kBF16 && cache.block_tokens % kAmxTileKeys == 0 &&
+         cache.kv_lora_rank % kAmxTileDims == 0 && cache.rope_dim % kAmxTileDims == 0 &&
+         cache.rows.row_stride() == latent_width(cache);
+}
+
+int64_t num_groups(int64_t num_heads) {
+  return (num_heads + kAmxHeads - 1) / kAmxHeads;
+}
+
 class Decoder {
  public:
   Decoder(Stream& stream, const MlaDecodeArgs& args)
@@ -34,14 +46,22 @@ class Decoder {
         num_heads_(args.q.dim(1)),
         width_(latent_width(args.cache)),
         lora_(args.cache.kv_lora_rank),
+        amx_(uses_amx(args.cache)),
+        head_unit_(amx_ ? kAmxHeads : 1),
         acc_(args.arena->alloc(DType::kF32, {kWaveSlots, num_heads_, lora_})),
         state_(args.arena->alloc(DType::kF32, {2, kWaveSlots, num_heads_})),
-        total_(args.arena->alloc(DType::kF32, {2, args.q.dim(0), num_heads_})) {}
+        total_(args.arena->alloc(DType::kF32, {2, args.q.dim(0), num_heads_})) {
+    if (!amx_) return;
+    const int64_t token_words = num_groups(num_heads_) * amx_query_words(width_);
+    queries_ = args.arena->alloc(DType::kBF16, {args.q.dim(0), token_words});
+  }
 
   void run() {
     if (many_even_sequences()) return run_by_sequence();
     if (few_chunks()) return run_by_heads();
-    for (const AttentionSpan& span : args_.spans) start(span, 0, num_heads_);
+    stream_.pool().parallel_for(static_cast<int64_t>(args_.spans.size()), 1, [this](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) start(args_.spans[i], 0, num_heads_);
+    });
     for (const AttentionSpan& span : args_.spans) {
       for (int64_t chunk = 0; span.q_len > 0 && chunk < num_chunks(span); ++chunk) {
         if (num_slots_ + span.q_len > kWaveSlots) flush();
@@ -87,13 +107,11 @@ class Decoder {
   bool few_chunks() const {
     int64_t total = 0;
     for (const AttentionSpan& span : args_.spans) total += num_chunks(span);
-    return total < 2 * stream_.pool().num_threads() && stream_.pool().num_threads() <= num_heads_;
+    return total < 2 * stream_.pool().num_threads() && (amx_ || stream_.pool().num_threads() <= num_heads_);
   }
 
   void run_by_heads() {
-    const int64_t num_threads = stream_.pool().num_threads();
-    stream_.pool().run([&](int worker) {
-      const int64_t begin = num_heads_ * worker / num_threads, end = num_heads_ * (worker + 1) / num_threads;
+    stream_.pool().parallel_for(num_heads_, head_unit_, [&](int64_t begin, int64_t end) {
       for (const AttentionSpan& span : args_.spans) run_span(span, /*slot=*/0, begin, end);
     });
   }
@@ -117,7 +135,17 @@ class Decoder {
       std::fill_n(args_.out.row<float>(token) + head_begin * lora_, count * lora_, 0.0f);
       std::fill_n(total_max(token) + head_begin, count, -std::numeric_limits<float>::infinity());
       std::fill_n(total_sum(token) + head_begin, count, 0.0f);
+#if defined(__x86_64__)
+      for (int64_t h = head_begin; amx_ && h < head_end; h += kAmxHeads) {
+        pack_amx_queries(args_.q.row<float>(token) + h * width_, std::min(kAmxHeads, head_end - h), width_,
+                         packed_queries(token, h));
+      }
+#endif
     }
+  }
+
+  uint16_t* packed_queries(int64_t token, int64_t head) const {
+    return queries_.row<uint16_t>(token) + head / kAmxHeads * amx_query_words(width_);
   }
 
   // A query that saw no key keeps its zeros.
@@ -142,6 +170,9 @@ class Decoder {
   }
 
   void compute(const Item& item, int64_t head_begin, int64_t head_end) const {
+#if defined(__x86_64__)
+    if (amx_) return compute_amx(item, head_begin, head_end);
+#endif
     const AttentionSpan& span = *item.span;
     const float* keys[kDecodeKeys];
     alignas(64) float wide[kDecodeKeys * kMaxWidth];  // untouched for f32
@@ -171,6 +202,39 @@ class Decoder {
     }
   }
 
+#if defined(__x86_64__)
+  void compute_amx(const Item& item, int64_t head_begin, int64_t head_end) const {
+    const AttentionSpan& span = *item.span;
+    AmxDecodeChunk chunk{.width = width_, .lora = lora_, .scale = args_.softmax_scale};
+    const int64_t first = item.chunk * kDecodeKeys;
+    for (int64_t key = 0; key < kDecodeKeys && first + key < span.kv_len; key += kAmxTileKeys) {
+      const int64_t row = cache_row(args_.cache, span.block_table, first + key);
+      chunk.keys[key / kAmxTileKeys] = args_.cache.rows.row<uint16_t>(row);
+    }
+    // The chunk that this thread will probably take next.
+    const int64_t next = first + stream_.pool().num_threads() * kDecodeKeys;
+    if (next < span.kv_len) {
+      const int64_t row = cache_row(args_.cache, span.block_table, next);
+      const int64_t num_rows = std::min({kDecodeKeys, span.kv_len - next, args_.cache.block_tokens});
+      chunk.prefetch = args_.cache.rows.row<char>(row * 2);
+      chunk.prefetch_bytes = num_rows * width_ * 2;
+    }
+    for (int64_t t = 0; t < span.q_len; ++t) {
+      const int64_t slot = item.slot + t;
+      chunk.num_keys = chunk_keys(span, t, item.chunk);
+      for (int64_t h = head_begin; h < head_end && chunk.num_keys > 0; h += kAmxHeads) {
+        chunk.queries = packed_queries(span.q_begin + t, h);
+        chunk.num_heads = std::min(kAmxHeads, head_end - h);
+        chunk.max = state_.row<float>(0) + slot * num_heads_ + h;
+        chunk.sum = state_.row<float>(1) + slot * num_heads_ + h;
+        chunk.acc = acc_.row<float>(slot) + h * lora_;
+        amx_decode_chunk(chunk);
+        chunk.prefetch_bytes = 0;
+      }
+    }
+  }
+#endif
+
   void merge(const Item& item, int64_t head_begin, int64_t head_end) const {
     const AttentionSpan& span = *item.span;
     for (int64_t t = 0; t < span.q_len; ++t) {
@@ -188,9 +252,12 @@ class Decoder {
   const MlaDecodeArgs& args_;
   const VectorOps& ops_;
   const int64_t num_heads_, width_, lora_;
+  const bool amx_;
+  const int64_t head_unit_;  // heads are split between threads at multiples of it
   const Tensor acc_;    // [kWaveSlots, num_heads, lora]
   const Tensor state_;  // [2, kWaveSlots, num_heads]: max, sum
   const Tensor total_;  // [2, num_tokens, num_heads]: max, sum of what is merged into out
+  Tensor queries_;      // [num_tokens, words] in the order of tiles; AMX only
   Item items_[kWaveSlots];
   int64_t num_items_ = 0;
   int64_t num_slots_ = 0;
@@ -201,7 +268,10 @@ class Decoder {
 int64_t mla_decode_arena_bytes(int64_t num_tokens, int64_t num_heads, int64_t /*max_kv_len*/,
                                const LatentCache& cache) {
   const int64_t floats = kWaveSlots * num_heads * (cache.kv_lora_rank + 2) + 2 * num_tokens * num_heads;
-  return floats * 4 + 3 * 64;
+  // Whatever the ISA: a plan must not depend on the machine that makes it.
+  const bool maybe_amx = cache.rows.dtype() == DType::kBF16;
+  const int64_t words = maybe_amx ? num_tokens * num_groups(num_heads) * amx_query_words(latent_width(cache)) : 0;
+  return floats * 4 + words * 2 + 4 * 64;
 }
 
 void mla_decode(Stream& stream, const MlaDecodeArgs& args) {

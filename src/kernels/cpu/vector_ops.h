@@ -57,6 +57,9 @@ struct VectorOps {
   float (*max)(const float* x, int64_t n);  // of what is not NaN; -infinity if nothing is
   void (*widen_bf16)(const uint16_t* x, int64_t n, float* y);
   void (*widen_e4m3)(const uint8_t* x, float scale, int64_t n, float* y);  // y = x * scale
+  // In place: e = exp(row * scale - max); max = the largest scaled value, sum = that of e. n is a multiple of kLanes,
+  // scale > 0; -infinity becomes 0.
+  void (*softmax)(float* row, int64_t n, float scale, float* max, float* sum);
   void (*decode_chunk)(const DecodeChunk& chunk);
   // (max, sum, acc) takes in another chunk's; the state at first is (-infinity, 0, zeros).
   void (*decode_merge)(const float* chunk_acc, float chunk_max, float chunk_sum, int64_t lora, float* acc, float* max,
