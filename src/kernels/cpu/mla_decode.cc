@@ -254,10 +254,10 @@ class Decoder {
   const int64_t num_heads_, width_, lora_;
   const bool amx_;
   const int64_t head_unit_;  // heads are split between threads at multiples of it
-  const Tensor acc_;    // [kWaveSlots, num_heads, lora]
-  const Tensor state_;  // [2, kWaveSlots, num_heads]: max, sum
-  const Tensor total_;  // [2, num_tokens, num_heads]: max, sum of what is merged into out
-  Tensor queries_;      // [num_tokens, words] in the order of tiles; AMX only
+  const Tensor acc_;         // [kWaveSlots, num_heads, lora]
+  const Tensor state_;       // [2, kWaveSlots, num_heads]: max, sum
+  const Tensor total_;       // [2, num_tokens, num_heads]: max, sum of what is merged into out
+  Tensor queries_;           // [num_tokens, words] in the order of tiles; AMX only
   Item items_[kWaveSlots];
   int64_t num_items_ = 0;
   int64_t num_slots_ = 0;

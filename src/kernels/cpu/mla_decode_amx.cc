@@ -74,8 +74,11 @@ MOESAIC_AMX_INLINE void split(__m512 x, __m512i* high, __m512i* low) {
 
 // 32 bf16 values (as f32) side by side.
 MOESAIC_AMX_INLINE __m512i narrow_pairs(__m512i first, __m512i second) {
-  const __m512i low = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(first, 16)));
-  return _mm512_inserti64x4(low, _mm512_cvtepi32_epi16(_mm512_srli_epi32(second, 16)), 1);
+  const __m512i lower = _mm512_srli_epi32(first, 16);
+  const __m512i pairs = _mm512_mask_blend_epi16(0xaaaaaaaa, lower, second);  // first's word, then second's
+  alignas(64) static constexpr uint16_t kOrder[32] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+                                                      1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), pairs);
 }
 
 class Chunk {
@@ -125,7 +128,6 @@ class Chunk {
       _tile_loadd(4, keys_[3] + dim, row_bytes_);
       _tile_dpbf16ps(3, 4, 7);
       prefetch(2048);
-
     }
     _tile_stored(0, sums_, 64);
     _tile_stored(1, sums_ + kTileFloats, 64);
