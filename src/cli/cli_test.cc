@@ -176,7 +176,7 @@ TEST(Cli, PlanFitsMemory) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->context_length, 4096);
   EXPECT_EQ(plan->num_kv_blocks, 16 / 4 * 64);
-  EXPECT_EQ(plan->kv_bytes, int64_t{16} * 4096 * 6 * 576 * 4);  // with the MTP layer
+  EXPECT_EQ(plan->kv_bytes, int64_t{16} * 4096 * 6 * 576 * 2);  // bf16 rows, with the MTP layer
   plan = plan_engine(settings, *config, int64_t{32} << 20);     // half of it: 7 blocks of 64 tokens on 4 ranks
   ASSERT_TRUE(plan.ok());
   EXPECT_LE(plan->kv_bytes, int64_t{16} << 20);

@@ -31,6 +31,7 @@ absl::Status run(EvalConfig& config) {
   if (num_modes != 1) {
     return absl::InvalidArgumentError(str_cat("expected one of --ids, --text and --tasks, found ", num_modes));
   }
+  if (config.model.kv_cache_dtype == "auto") config.model.kv_cache_dtype = "f32";
   if (!config.ids.empty()) return eval_ids(config);
   return !config.text.empty() ? eval_text(config) : eval_tasks(config);
 }

@@ -49,8 +49,9 @@ void add_layout_fields(ConfigFields& fields, ModelSettings& settings) {
   fields.add("kv-cache-dtype", &settings.kv_cache_dtype)
       .choices({"auto", "f32", "bf16", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla"})
       .doc(
-          "Number format of the latent KV cache; auto is f32 on a CPU, fp8 (all its names) e4m3 latents with one f32 "
-          "scale per 128 and bf16 rotated keys");
+          "Number format of the latent KV cache; auto is bf16 (f32 in `eval`, which measures against exact "
+          "references), "
+          "fp8 (all its names) e4m3 latents with one f32 scale per 128 and bf16 rotated keys");
   fields.add("threads", &settings.num_threads)
       .alias("t")
       .range(0, 4096)
@@ -150,7 +151,7 @@ absl::StatusOr<ModelOptions> model_options(const ModelSettings& settings) {
                                                                 settings.moe_dense_tp_size));
   options.activations = settings.activations == "fp8" ? ActivationMode::kFp8 : ActivationMode::kF32;
   const std::string& kv_dtype = settings.kv_cache_dtype;
-  if (kv_dtype == "bf16" || kv_dtype == "bfloat16") options.kv_dtype = DType::kBF16;
+  if (kv_dtype == "auto" || kv_dtype == "bf16" || kv_dtype == "bfloat16") options.kv_dtype = DType::kBF16;
   if (kv_dtype.starts_with("fp8")) options.kv_dtype = DType::kE4M3;
   return options;
 }

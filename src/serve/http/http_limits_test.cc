@@ -203,7 +203,7 @@ TEST(HttpLimits, EngineFailuresBeforeAndDuringTheStream) {
     EXPECT_EQ(call(server.port(), "GET", "/health_generate").status, 503);
     EXPECT_EQ(server.chat(R"("max_tokens":9)").status, 503);
   }
-  const TestServer server({.faults = {.fail_at_step = 3}});
+  const TestServer server({.faults = {.fail_at_step = 3, .delay_ms = 20}});
   const HttpAnswer late = server.chat(R"("stream":true,"max_tokens":9,"ignore_eos":true)");
   EXPECT_EQ(late.status, 200);
   const std::vector<std::string> events = late.events();

@@ -183,7 +183,7 @@ TEST(KnownBugs, LogprobsDoNotDependOnCompany) {  // B49
 TEST(KnownBugs, AFailureEndsEveryStreamOnce) {  // B27
   for (const char* path : {"/v1/completions", "/v1/chat/completions"}) {
     const std::string_view what = path[5] == 'h' ? R"("messages":[{"role":"user","content":"x"}])" : R"("prompt":"x")";
-    const TestServer server({.faults = {.fail_at_step = 3}});
+    const TestServer server({.faults = {.fail_at_step = 3, .delay_ms = 20}});
     const std::string fields = str_cat("{", what, R"(,"n":2,"max_tokens":9,"ignore_eos":true)");
     const HttpAnswer streamed = call(server.port(), "POST", path, fields + R"(,"stream":true})");
     ASSERT_EQ(streamed.status, 200) << streamed.body;
