@@ -27,7 +27,7 @@ struct BenchConfig {
 };
 
 void declare(ConfigFields& fields, BenchConfig& config) {
-  add_model_path(fields, &config.model.model_path);
+  add_model_path(fields, &config.model.model_path).required();
   fields.add("repetitions", &config.repetitions).alias("r").range(1, 1000).doc("The best of so many runs counts");
   fields.add("small", &config.small).doc("A few tokens, one run: shows that it works");
   fields.add("tasks", &config.tasks)

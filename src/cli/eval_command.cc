@@ -5,7 +5,7 @@ namespace moesaic {
 namespace {
 
 void declare(ConfigFields& fields, EvalConfig& config) {
-  add_model_path(fields, &config.model.model_path);
+  add_model_path(fields, &config.model.model_path).required();
   fields.add("ids", &config.ids).doc("Safetensors file of i32 tensors NAME [n]: writes their logits to --out");
   fields.add("out", &config.out).doc("Safetensors file for NAME.logits [n, vocab] f32");
   fields.add("mtp", &config.mtp).doc("With --ids: also NAME.mtp_logits [n - 1, vocab] of the MTP module");

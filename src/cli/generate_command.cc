@@ -32,7 +32,7 @@ struct GenerateConfig {
 };
 
 void declare(ConfigFields& fields, GenerateConfig& config) {
-  add_model_path(fields, &config.model.model_path);
+  add_model_path(fields, &config.model.model_path).required();
   fields.add("prompt", &config.prompt).doc("What the user says; - reads it from standard input");
   fields.add("raw", &config.raw).doc("Continues the prompt as it is (after BOS) instead of as a chat message");
   fields.add("thinking", &config.thinking).doc("Asks the chat template for reasoning first");

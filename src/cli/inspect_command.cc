@@ -3,6 +3,7 @@
 #include "cli/model_report.h"
 #include "cli/model_settings.h"
 #include "model/checkpoint.h"
+#include "model/random_checkpoint.h"
 
 namespace moesaic {
 namespace {
@@ -10,6 +11,10 @@ namespace {
 struct InspectConfig {
   ModelSettings model;
   bool json = false;
+  std::string make_random;
+  std::string out;
+  std::string tokenizer_path;
+  int64_t seed = 0;
 };
 
 void declare(ConfigFields& fields, InspectConfig& config) {
@@ -17,6 +22,14 @@ void declare(ConfigFields& fields, InspectConfig& config) {
   add_layout_fields(fields, config.model);
   add_engine_fields(fields, config.model);
   fields.add("json", &config.json).doc("Prints one JSON object");
+  fields.add("make-random", &config.make_random)
+      .doc(
+          "A config.json: writes a checkpoint of its shape with random weights to --out, for speed at any size; its "
+          "text means nothing");
+  fields.add("out", &config.out).doc("With --make-random: the new folder");
+  fields.add("tokenizer-path", &config.tokenizer_path)
+      .doc("With --make-random: folder whose tokenizer files are copied, so that the checkpoint can be served");
+  fields.add("seed", &config.seed).range(0, 1e15).doc("With --make-random: same seed, same bytes");
 }
 
 // What `serve` with these settings would hold on this machine.
@@ -32,7 +45,25 @@ absl::StatusOr<std::string> memory_text(const ModelSettings& settings, const Mod
   return text;
 }
 
+absl::Status make_random(const InspectConfig& config) {
+  if (config.out.empty()) return absl::InvalidArgumentError("--make-random: expected --out FOLDER beside it");
+  int64_t written = 0;
+  const auto progress = [&](int64_t num_bytes) {
+    written += num_bytes;
+    std::fprintf(stderr, "written: %lld MB\n", static_cast<long long>(written / 1'000'000));
+  };
+  return write_random_checkpoint({.config_path = config.make_random,
+                                  .out_dir = config.out,
+                                  .tokenizer_dir = config.tokenizer_path,
+                                  .seed = static_cast<uint64_t>(config.seed),
+                                  .progress = progress});
+}
+
 absl::Status run(InspectConfig& config) {
+  if (!config.make_random.empty()) return make_random(config);
+  if (config.model.model_path.empty()) {
+    return absl::InvalidArgumentError("expected a model path, or --make-random CONFIG, found neither");
+  }
   MOESAIC_ASSIGN_OR_RETURN(const ModelOptions options, model_options(config.model));
   const ParallelLayout& layout = options.layout;
   MOESAIC_ASSIGN_OR_RETURN(const ModelConfig model, ModelConfig::load(config.model.model_path));

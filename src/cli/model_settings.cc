@@ -2,12 +2,11 @@
 
 namespace moesaic {
 
-void add_model_path(ConfigFields& fields, std::string* model_path) {
-  fields.add("model-path", model_path)
+ConfigField& add_model_path(ConfigFields& fields, std::string* model_path) {
+  return fields.add("model-path", model_path)
       .alias("model")
       .alias("m")
       .positional()
-      .required()
       .doc("Hugging Face directory of the model");
 }
 

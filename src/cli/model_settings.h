@@ -36,8 +36,8 @@ struct ModelSettings {
   float synthetic_acceptance = -1.0f;
 };
 
-// --model-path alone.
-void add_model_path(ConfigFields& fields, std::string* model_path);
+// --model-path alone; the caller says whether it is required.
+ConfigField& add_model_path(ConfigFields& fields, std::string* model_path);
 // The three sizes of ParallelLayout::make.
 void add_parallel_fields(ConfigFields& fields, int32_t* ep_size, int32_t* dp_size, int32_t* tp_size);
 // Layout, numbers and threads: what `eval --ids` needs too.

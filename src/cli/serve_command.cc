@@ -44,7 +44,7 @@ void declare_http(ConfigFields& fields, ServeConfig& config) {
 }
 
 void declare(ConfigFields& fields, ServeConfig& config) {
-  add_model_path(fields, &config.model.model_path);
+  add_model_path(fields, &config.model.model_path).required();
   fields.add("served-model-name", &config.served_model_name)
       .default_text("the directory's name")
       .doc("Name that clients ask for");

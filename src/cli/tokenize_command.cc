@@ -12,7 +12,7 @@ struct TokenizeConfig {
 };
 
 void declare(ConfigFields& fields, TokenizeConfig& config) {
-  add_model_path(fields, &config.model_path);
+  add_model_path(fields, &config.model_path).required();
 }
 
 absl::Status run(TokenizeConfig& config) {
