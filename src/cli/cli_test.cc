@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "cli/command.h"
@@ -165,6 +166,21 @@ TEST(Cli, InspectCountsActivatedParametersAsDeepSeekDoes) {
   EXPECT_NEAR(static_cast<double>(report->total.num_parameters), 671e9, 0.5e9);  // "671B parameters"
   EXPECT_NEAR(static_cast<double>(report->active_parameters), 37.5e9, 0.1e9);    // "37B activated"
   EXPECT_THAT(report_text(*config, *ParallelLayout::make(1, 0, 0), *report), HasSubstr("37.6 B for a token: 8 routed"));
+}
+
+TEST(Cli, InspectNamesEveryBuffer) {
+  const Ran ran = run({"inspect", tiny_model(), "--ep", "2", "--json"});
+  ASSERT_EQ(ran.exit_code, 0) << ran.err;
+  const auto json = nlohmann::json::parse(ran.out);
+  int64_t total = 0;
+  for (const auto& rank : json["ranks"]) {
+    ASSERT_GE(rank["buffers"].size(), 10u);
+    for (const auto& buffer : rank["buffers"]) {
+      const bool counts = !buffer["is_shared"].get<bool>() || rank["rank"] == 0;
+      total += counts ? buffer["num_bytes"].get<int64_t>() : 0;
+    }
+  }
+  EXPECT_EQ(json["process_bytes"], total);
 }
 
 TEST(Cli, PlanFitsMemory) {

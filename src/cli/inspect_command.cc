@@ -33,11 +33,22 @@ void declare(ConfigFields& fields, InspectConfig& config) {
 }
 
 // What `serve` with these settings would hold on this machine.
-absl::StatusOr<std::string> memory_text(const ModelSettings& settings, const ModelConfig& model,
-                                        const Checkpoint& checkpoint) {
-  const int64_t available_bytes = available_memory_bytes();
-  MOESAIC_ASSIGN_OR_RETURN(const EnginePlan plan, plan_engine(settings, model, available_bytes));
-  MOESAIC_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(checkpoint, model, plan.model));
+struct Deployment {
+  EnginePlan plan;
+  MemoryPlan memory;
+};
+
+absl::StatusOr<Deployment> plan_deployment(const ModelSettings& settings, const ModelConfig& model,
+                                           const Checkpoint& checkpoint, int64_t available_bytes) {
+  MOESAIC_ASSIGN_OR_RETURN(EnginePlan plan, plan_engine(settings, model, available_bytes));
+  MOESAIC_ASSIGN_OR_RETURN(MemoryPlan memory, plan_memory(checkpoint, model, plan.model));
+  return Deployment{std::move(plan), std::move(memory)};
+}
+
+std::string memory_text(const absl::StatusOr<Deployment>& deployment, const ModelConfig& model,
+                        const Checkpoint& checkpoint, int64_t available_bytes) {
+  if (!deployment.ok()) return str_cat("\nno memory plan: ", deployment.status().message(), "\n");
+  const auto& [plan, memory] = *deployment;
   std::string text = memory_table(memory) + memory_line(memory, available_bytes) + "\n";
   for (const std::string& change : changes_to_fit(checkpoint, model, plan, memory, available_bytes)) {
     text += str_cat("to fit: ", change, "\n");
@@ -73,12 +84,14 @@ absl::Status run(InspectConfig& config) {
     MOESAIC_ASSIGN_OR_RETURN(tensors[name], checkpoint->tensor(name));
   }
   MOESAIC_ASSIGN_OR_RETURN(const ModelReport report, make_model_report(model, tensors, layout));
-  const std::string text = config.json ? report_json(model, layout, report) : report_text(model, layout, report);
-  std::fputs(text.c_str(), stdout);
-  if (config.json) return absl::OkStatus();
   // A checkpoint with gaps, or one that this machine cannot hold, is still worth looking at.
-  const auto memory = memory_text(config.model, model, *checkpoint);
-  std::fputs((memory.ok() ? *memory : str_cat("\nno memory plan: ", memory.status().message(), "\n")).c_str(), stdout);
+  const int64_t available_bytes = available_memory_bytes();
+  const auto deployment = plan_deployment(config.model, model, *checkpoint, available_bytes);
+  const std::string text =
+      config.json ? report_json(model, layout, report,
+                                deployment.ok() ? deployment->memory : absl::StatusOr<MemoryPlan>(deployment.status()))
+                  : report_text(model, layout, report) + memory_text(deployment, model, *checkpoint, available_bytes);
+  std::fputs(text.c_str(), stdout);
   return absl::OkStatus();
 }
 

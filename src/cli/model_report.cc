@@ -148,7 +148,8 @@ std::string report_text(const ModelConfig& config, const ParallelLayout& layout,
   return out;
 }
 
-std::string report_json(const ModelConfig& config, const ParallelLayout& layout, const ModelReport& report) {
+std::string report_json(const ModelConfig& config, const ParallelLayout& layout, const ModelReport& report,
+                        const absl::StatusOr<MemoryPlan>& memory) {
   nlohmann::ordered_json json = {{"architecture", config.architecture},
                                  {"num_hidden_layers", config.num_hidden_layers},
                                  {"num_nextn_predict_layers", config.num_nextn_predict_layers},
@@ -167,6 +168,16 @@ std::string report_json(const ModelConfig& config, const ParallelLayout& layout,
     const Range held = report.rank_experts[rank];
     json["ranks"].push_back(
         {{"rank", rank}, {"experts", {held.begin, held.end}}, {"num_bytes", report.rank_bytes[rank]}});
+    if (!memory.ok()) continue;
+    for (const MemoryBuffer& buffer : memory->ranks[rank]) {
+      json["ranks"].back()["buffers"].push_back(
+          {{"name", buffer.name}, {"num_bytes", buffer.num_bytes}, {"is_shared", buffer.is_shared}});
+    }
+  }
+  if (memory.ok()) {
+    json["process_bytes"] = memory->process_bytes();
+  } else {
+    json["no_memory_plan"] = std::string(memory.status().message());
   }
   return json.dump(1) + "\n";
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/parallel_layout.h"
+#include "model/memory_plan.h"
 #include "model/model_config.h"
 #include "tensor/tensor.h"
 
@@ -37,6 +38,8 @@ absl::StatusOr<ModelReport> make_model_report(const ModelConfig& config, const s
                                               const ParallelLayout& layout);
 
 std::string report_text(const ModelConfig& config, const ParallelLayout& layout, const ModelReport& report);
-std::string report_json(const ModelConfig& config, const ParallelLayout& layout, const ModelReport& report);
+// `memory`: every buffer of every rank, or why there is no plan.
+std::string report_json(const ModelConfig& config, const ParallelLayout& layout, const ModelReport& report,
+                        const absl::StatusOr<MemoryPlan>& memory);
 
 }  // namespace moesaic

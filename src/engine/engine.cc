@@ -147,6 +147,7 @@ absl::Status Engine::Impl::prepare_speculation() {
                                        .num_kv_blocks = options.num_kv_blocks,
                                        .kv_block_tokens = options.kv_block_tokens,
                                        .max_rows = max_rows,
+                                       .vocab_size = options.vocab_size,
                                        .context_length = options.context_length};
     MOESAIC_ASSIGN_OR_RETURN(costs, StepCosts::measure(*executor, cost_options, clock));
     log_debug(str_cat("a decode step and a level of drafts take: ", costs->to_string()));

@@ -6,10 +6,11 @@
 namespace moesaic {
 namespace {
 
-constexpr int kRepetitions = 2;               // the faster counts
+constexpr int kRepetitions = 5;               // the fastest counts
 constexpr int64_t kBudgetNs = 1'000'000'000;  // of all measurements
 constexpr int64_t kMaxRows = 32;              // beyond, time is taken to go on as between the last two
 constexpr int32_t kShortKeys = 16;            // cached rows of a sequence in the steps that vary the rows
+constexpr int64_t kTokenStride = 7919;        // prime
 constexpr int64_t kLongKeys = 2048;           // and in the step that shows what keys cost
 
 // Steps in which every group decodes `rows` sequences that have `keys` cached rows. Sequences share the blocks: nobody
@@ -46,7 +47,8 @@ class Probe {
     for (int group = 0; group < options_.dp_size; ++group) {
       for (int64_t row = 0; row < rows; ++row) {
         PlannedChunk& chunk = plan_.groups[group].chunks.emplace_back();
-        chunk.token_ids = {0};
+        // Different tokens: equal ones would share their experts.
+        chunk.token_ids = {static_cast<int32_t>((row + 1) * kTokenStride % options_.vocab_size)};
         chunk.kv_begin = keys;
         chunk.num_total = keys + 1;
         chunk.samples = true;
@@ -54,7 +56,7 @@ class Probe {
           chunk.block_table.push_back(static_cast<int32_t>((row * num_blocks + block) % options_.num_kv_blocks));
         }
         drafts_.groups[group].chunks.push_back({.chunk = static_cast<int32_t>(row), .num_rows = 1, .depth = 1});
-        drafts_.groups[group].next_ids.push_back(0);
+        drafts_.groups[group].next_ids.push_back(chunk.token_ids[0]);
       }
       plan_.groups[group].num_decode_tokens = static_cast<int32_t>(rows);
     }

@@ -18,6 +18,7 @@ struct StepCostOptions {
   int num_kv_blocks = 0;  // of each DP group
   int kv_block_tokens = 64;
   int64_t max_rows = 1;  // of a decode step of one DP group, with drafts
+  int64_t vocab_size = 1;
   int64_t context_length = 0;
 };
 
