@@ -54,7 +54,10 @@ int64_t attention_bytes(const ModelConfig& config, const ModelOptions& options) 
   const bool fp8 = options.activations == ActivationMode::kFp8;
   const int64_t q_a_width = shape.q_lora > 0 ? shape.q_lora : shape.heads * shape.qk();
   const LatentCache cache = {
-      .rows = Tensor(), .block_tokens = options.kv_block_tokens, .kv_lora_rank = shape.lora, .rope_dim = shape.rope};
+      .rows = Tensor(nullptr, options.kv_dtype, {0, latent_row_elements(options.kv_dtype, shape.lora, shape.rope)}),
+      .block_tokens = options.kv_block_tokens,
+      .kv_lora_rank = shape.lora,
+      .rope_dim = shape.rope};
   BytesSum q_a, inputs, attn, rounded;
   q_a.add_f32(tokens * q_a_width);
   const int64_t slice = std::min(tokens, kTokenSlice);

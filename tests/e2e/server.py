@@ -47,6 +47,8 @@ class Server:
         return self
 
     def __exit__(self, *error):
+        if error[0] is not None:
+            print(f"exit code {self.process.poll()}, the end of its log:", self.log_text()[-4000:], sep="\n", flush=True)
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
