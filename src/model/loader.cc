@@ -114,7 +114,8 @@ class LayerLoader {
   const int tp_rank_;
 };
 
-// The MTP module stores its own embedding and head, or shares the main model's when they are absent.
+// The MTP module shares the main model's embedding and head when it stores none, or the same ones again, as DeepSeek-V3
+// does (3.7 GB).
 absl::Status load_mtp(const LoadArgs& args, int tp_rank, MtpWeights* mtp) {
   const TensorReader reader(args);
   const int64_t hidden = args.config->hidden_size, vocab = args.config->vocab_size;
@@ -124,10 +125,15 @@ absl::Status load_mtp(const LoadArgs& args, int tp_rank, MtpWeights* mtp) {
   MOESAIC_RETURN_IF_ERROR(
       take(reader.weight({TensorReader::whole(prefix + "eh_proj", hidden, 2 * hidden)}), &mtp->eh_proj));
   MOESAIC_RETURN_IF_ERROR(take(reader.vector(prefix + "shared_head.norm.weight", hidden), &mtp->norm));
-  if (reader.contains(prefix + "embed_tokens.weight")) {
+  const std::string table = "model.embed_tokens.weight";
+  const std::string head = args.config->tie_word_embeddings ? table : "lm_head.weight";
+  const auto has_own = [&](const std::string& name, const std::string& main) {
+    return reader.contains(name) && !reader.repeats(name, main);
+  };
+  if (has_own(prefix + "embed_tokens.weight", table)) {
     MOESAIC_RETURN_IF_ERROR(take(reader.table(prefix + "embed_tokens", vocab, hidden), &mtp->embedding));
   }
-  if (tp_rank == 0 && reader.contains(prefix + "shared_head.head.weight")) {
+  if (tp_rank == 0 && has_own(prefix + "shared_head.head.weight", head)) {
     MOESAIC_RETURN_IF_ERROR(
         take(reader.weight({TensorReader::whole(prefix + "shared_head.head", vocab, hidden)}), &mtp->head));
   }

@@ -34,7 +34,8 @@ struct MemoryPlan {
   int64_t process_bytes(MemoryKind kind) const;
 };
 
-// Reads the checkpoint's headers only. Errors as those of loading that show in names, shapes and dtypes.
+// Reads the checkpoint's headers, and the embedding and head of an MTP module to see whether they repeat the main ones.
+// Errors as those of loading that show in names, shapes and dtypes.
 absl::StatusOr<MemoryPlan> plan_memory(const Checkpoint& checkpoint, const ModelConfig& config,
                                        const ModelOptions& options);
 

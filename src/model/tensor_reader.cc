@@ -66,6 +66,15 @@ bool TensorReader::same_dtype(const Part& a, const Part& b) const {
   return !first.ok() || !second.ok() || first->dtype() == second->dtype();
 }
 
+bool TensorReader::repeats(const std::string& name, const std::string& other) const {
+  if (!contains(name) || !contains(other)) return false;
+  const auto a = checkpoint_.tensor(name), b = checkpoint_.tensor(other);
+  if (!a.ok() || !b.ok() || a->dtype() != b->dtype() || a->shape() != b->shape()) return false;
+  if (std::memcmp(a->raw(), b->raw(), a->num_bytes()) != 0) return false;
+  done(*a);
+  return true;
+}
+
 absl::StatusOr<PackedWeight> TensorReader::weight(const std::vector<Part>& parts) const {
   std::vector<PackedWeight::Source> sources;
   std::string names;

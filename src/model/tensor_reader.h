@@ -41,6 +41,8 @@ class TensorReader {
   // NAME.weight [n, k] as it is stored (bf16 or f32), copied.
   absl::StatusOr<OwnedTensor> table(const std::string& name, int64_t n, int64_t k) const;
   bool contains(const std::string& name) const { return checkpoint_.contains(name); }
+  // Whether both are in the checkpoint with the same bytes; then `name` counts as read.
+  bool repeats(const std::string& name, const std::string& other) const;
 
  private:
   absl::StatusOr<PackedWeight::Source> source(const Part& part) const;
