@@ -8,7 +8,12 @@
 namespace moesaic {
 namespace {
 
+// Scheduling and launch of a step: SGLang's overlapped scheduler hides the rest.
 constexpr double kHostSeconds = 1e-3;
+// Drafting and verification are launches of their own that wait for each other: one for each draft and one more.
+constexpr double kDraftHostSeconds = 2e-3;
+// Ranks in lockstep wait for the slowest of them: clocks, lengths, network.
+constexpr double kLockstepEfficiency = 0.945;
 constexpr double kSmallWorkspaceBytes = 3e9;
 // Prefill with two micro-batches: what DeepSeek's profile leaves to computation, 108 of 132.
 constexpr double kPrefillComputeShare = 108.0 / 132.0;
@@ -33,9 +38,13 @@ LayerCost moe_layer(const Deployment& d, const RankWork& work, OverlapMode overl
   const LayerCost half = moe_layer_parts(d, work, 0.5, prefill ? kPrefillComputeShare : 1.0);
   LayerCost both{2 * half.qkv,     2 * half.attention, 2 * half.output, 2 * half.shared,
                  2 * half.experts, 2 * half.dispatch,  2 * half.combine};
+  const double attention = half.qkv + half.attention + half.output;
   if (prefill) {
-    const double compute = half.qkv + half.attention + half.output + half.shared + half.experts;
-    return finish(both, 2 * exposed(half.dispatch + half.combine, compute));
+    // Compute runs beside the other micro-batch's communication: attention beside one's dispatch and another's
+    // combine, experts likewise.
+    const double experts = half.shared + half.experts;
+    return finish(both, exposed(half.dispatch, attention) + exposed(half.dispatch, experts) +
+                            exposed(half.combine, experts) + exposed(half.combine, attention));
   }
   return finish(
       both, 2 * (exposed(half.dispatch, half.shared + half.qkv) + exposed(half.combine, half.attention + half.output)));
@@ -98,7 +107,12 @@ StepCost CostModel::step(std::span<const GroupWork> groups) const {
   cost.dense_layers = dense_layer_seconds(deployment_, work) * static_cast<double>(size.num_dense_layers);
   cost.head = head_seconds(deployment_, work);
   cost.draft = draft_seconds(deployment_, work);
-  cost.seconds += cost.moe_layers + cost.dense_layers + cost.head + cost.draft;
+  const double device = cost.moe_layers + cost.dense_layers + cost.head + cost.draft;
+  if (deployment_.layout.ep_size() > 1) cost.waiting = device * (1 / kLockstepEfficiency - 1);
+  if (deployment_.num_draft > 0 && work.group.num_decode_tokens > 0) {
+    cost.host += kDraftHostSeconds * static_cast<double>(deployment_.num_draft + 1);
+  }
+  cost.seconds = cost.host + device + cost.waiting;
   return cost;
 }
 

@@ -73,9 +73,10 @@ struct StepCost {
   LayerCost moe_layer;                       // one of num_moe_layers
   double moe_layers = 0;                     // all of them
   double dense_layers = 0;
-  double head = 0;   // embedding, final norm, head, sampling
-  double draft = 0;  // MTP modules
-  double host = 0;   // launches, scheduling, synchronisation
+  double head = 0;     // embedding, final norm, head, sampling
+  double draft = 0;    // MTP modules
+  double waiting = 0;  // of the other ranks for the slowest
+  double host = 0;     // launches, scheduling, synchronisation
 };
 
 class CostModel {

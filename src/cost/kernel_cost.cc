@@ -8,51 +8,107 @@ namespace {
 
 constexpr double kTera = 1e12;
 constexpr double kGiga = 1e9;
-constexpr double kLaunch = 2.0e-6;
 
-// The larger of the two rules; where both are near, pipelines do not hide all of the smaller.
+// An H100's SM at the datasheet's rate: overheads of an SM that multiplies more slowly weigh less.
+constexpr double kReferenceSmTflops = 989.0 / 132;
+
+// FP8 GEMMs, fitted on the 28 shapes of DeepGEMM's table (F208-F235 in data/published_figures.csv): mean error 5.1 %,
+// worst 16.6 %.
+constexpr double kIssueOverhead = 0.20;     // scaling and promotion of partial sums, relative to multiplying
+constexpr double kEpilogueColumns = 450;    // filling and draining the pipeline of a tile, in columns of k
+constexpr double kSmLoadGbPerS = 80;        // operands from L2 into one SM
+constexpr double kMemoryEfficiency = 0.82;  // of the datasheet's bandwidth
+constexpr double kGemmLaunch = 1.5e-6;
+// Grouped GEMMs beside communication kernels: 1,007 TFLOPS on 112 SMs (F133) where the formula alone gives 1,107.
+constexpr double kBesideCommunication = 0.91;
+
+// What is left of a small kernel between its neighbours in a CUDA graph: Perplexity's layer, where two micro-batches
+// take 71 us more than one batch beside the GEMMs (F050, F052), over kernels_per_layer.
+constexpr double kSmallKernel = 4.0e-6;
+
+// FlashMLA, compute-bound: 580 (February 2025) to 660 TFLOPS (April 2025) on H800 (F237, F238), its middle; as
+// overheads beside multiplying at the sustained clock.
+constexpr double kMlaOverhead = 865.0 / 620 - 1;
+// With an FP8 cache the latent part of both products multiplies at the FP8 rate; softmax and RoPE part stay as they
+// are. 1.75 times the BF16 speed on H20, where 1.7 is published (FlashMLA pull request 82).
+constexpr double kMlaFp8Width = 0.53;
+constexpr double kMlaMemoryEfficiency = 0.88;  // F239: 3,000 of 3,350 GB/s
+constexpr double kMlaLaunch = 5.0e-6;          // with the reduction of split sequences
+
+// Causal attention of 4,096 tokens in DeepSeek's training profile: 555 TFLOPS on 112 of 132 SMs (F132).
+constexpr double kMhaOverhead = 865.0 / (555 * 132.0 / 112) - 1;
+
+// Larger than both, and than their larger by a fifth where they are equal: pipelines do not hide all of the smaller.
 double bound(double compute, double memory) {
-  return std::cbrt(compute * compute * compute + memory * memory * memory);
+  const double c = compute * compute, m = memory * memory;
+  return std::sqrt(std::sqrt(c * c + m * m));
+}
+
+double rounded_up(double rows, double tile, bool ragged) {
+  return ragged ? std::max(1.0, rows / tile + 0.5) : std::ceil(rows / tile);
 }
 
 }  // namespace
 
 KernelCost::KernelCost(const HardwareSpec& hardware, double sm_share)
-    : hardware_(hardware), sms_(static_cast<double>(hardware.num_sms) * sm_share) {}
+    : hardware_(hardware),
+      sms_(std::max(1.0, std::floor(static_cast<double>(hardware.num_sms) * sm_share))),
+      beside_communication_(sm_share < 1) {
+  const double speed = hardware.bf16_tflops / static_cast<double>(hardware.num_sms) / kReferenceSmTflops;
+  overhead_ = std::min(1.0, speed);
+  load_ = std::max(1.0, speed);  // faster tensor cores come with wider paths to them
+}
+
+double KernelCost::flops_per_s(Precision precision) const {
+  const bool fp8 = precision == Precision::kFp8 && hardware_.fp8_tflops > 0;
+  const double peak = (fp8 ? hardware_.fp8_tflops : hardware_.bf16_tflops) * kTera;
+  return peak * hardware_.sustained_clock * sms_ / static_cast<double>(hardware_.num_sms);
+}
+
+double KernelCost::bytes_per_s() const {
+  return hardware_.hbm_gb_per_s * kGiga * kMemoryEfficiency;
+}
 
 double KernelCost::gemm(const GemmShape& s) const {
   if (s.m <= 0 || s.groups <= 0) return 0;
   const bool fp8 = s.precision == Precision::kFp8 && hardware_.fp8_tflops > 0;
-  const double n = static_cast<double>(s.n), k = static_cast<double>(s.k);
-  const double peak = (fp8 ? hardware_.fp8_tflops : hardware_.bf16_tflops) * kTera;
-  const double efficiency = 0.72 * k / (k + 400);
-  const double tile_m = s.m <= 64 ? 64 : 128, tile_n = 128;
-  const double tiles = s.groups * std::ceil(s.m / tile_m) * std::ceil(n / tile_n);
-  const double waves = std::ceil(tiles / sms_);
-  const double per_sm = peak * efficiency / static_cast<double>(hardware_.num_sms);
-  const double compute = waves * 2 * tile_m * tile_n * k / per_sm;
-  const double in_bytes = fp8 ? 1 : 2;
-  const double bytes = s.groups * (n * k * in_bytes + s.m * k * in_bytes + s.m * n * 2);
-  return kLaunch + bound(compute, bytes / (0.82 * hardware_.hbm_gb_per_s * kGiga));
+  const double n = static_cast<double>(s.n), k = static_cast<double>(s.k), element = fp8 ? 1 : 2;
+  const double sm_flops = flops_per_s(s.precision) / sms_;
+  double compute = 1e30;
+  for (const double tile_m : {32.0, 64.0, 128.0}) {
+    for (const double tile_n : {16.0, 32.0, 64.0, 96.0, 128.0, 160.0}) {
+      const double tiles = s.groups * rounded_up(s.m, tile_m, s.ragged) * std::ceil(n / tile_n);
+      // A grid of many waves of uneven groups ends evenly; a small one does not.
+      const double waves = s.ragged ? std::max(1.0, tiles / sms_ + 0.5) : std::ceil(tiles / sms_);
+      const double multiply = 2 * tile_m * tile_n * k / sm_flops * (1 + kIssueOverhead * overhead_);
+      const double load = (tile_m + tile_n) * k * element / (kSmLoadGbPerS * kGiga * load_);
+      const double drain = 2 * tile_m * tile_n * kEpilogueColumns * overhead_ / sm_flops;
+      compute = std::min(compute, waves * (std::max(multiply, load) + drain));
+    }
+  }
+  if (beside_communication_) compute /= kBesideCommunication;
+  const double bytes = s.groups * (n * k * element + s.m * k * element + s.m * n * 2);
+  return kGemmLaunch + bound(compute, bytes / bytes_per_s());
 }
 
 double KernelCost::mla_decode(const MlaShape& s) const {
   if (s.pairs <= 0) return 0;
-  const double flops =
-      2 * s.pairs * static_cast<double>(s.heads) * static_cast<double>(2 * s.kv_lora_rank + s.rope_dim);
-  const double compute = flops / (0.63 * hardware_.bf16_tflops * kTera);
-  const double memory = s.rows * s.row_bytes / (0.88 * hardware_.hbm_gb_per_s * kGiga);
-  return kLaunch + bound(compute, memory);
+  const double width = static_cast<double>(2 * s.kv_lora_rank + s.rope_dim);
+  const double flops = 2 * s.pairs * static_cast<double>(s.heads) * width;
+  const double multiply = s.fp8 && hardware_.fp8_tflops > 0 ? kMlaFp8Width : 1.0;
+  const double compute = flops * (multiply + kMlaOverhead * overhead_) / flops_per_s(Precision::kBf16);
+  const double memory = s.rows * s.row_bytes / (kMlaMemoryEfficiency * hardware_.hbm_gb_per_s * kGiga);
+  return kMlaLaunch + bound(compute, memory);
 }
 
 double KernelCost::mha_prefill(const MhaShape& s) const {
   if (s.pairs <= 0) return 0;
   const double flops = 2 * s.pairs * static_cast<double>(s.heads) * static_cast<double>(s.qk_dim + s.v_dim);
-  return kLaunch + flops / (0.665 * hardware_.bf16_tflops * kTera * sms_ / static_cast<double>(hardware_.num_sms));
+  return kMlaLaunch + flops * (1 + kMhaOverhead * overhead_) / flops_per_s(Precision::kBf16);
 }
 
 double KernelCost::elementwise(double num_bytes, double num_kernels) const {
-  return num_kernels * kLaunch + num_bytes / (0.82 * hardware_.hbm_gb_per_s * kGiga);
+  return num_kernels * kSmallKernel + num_bytes / bytes_per_s();
 }
 
 }  // namespace moesaic

@@ -1,5 +1,5 @@
 // KernelCost: seconds of single kernels on one GPU: roofline with wave quantisation and measured efficiencies. A value
-// that borrows nothing; host-only. Where the efficiencies come from: src/cost/README.md.
+// that borrows nothing; host-only. Where the constants come from stands beside each in kernel_cost.cc.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@ struct GemmShape {
   int64_t k = 0;
   double groups = 1;  // matrices that are read, each with m rows
   Precision precision = Precision::kFp8;
+  bool ragged = false;  // groups differ in m, as routing makes them: half a tile more for each, on average
 };
 
 // One decode attention call in the latent space, over the sequences of one DP group.
@@ -26,6 +27,7 @@ struct MlaShape {
   int64_t kv_lora_rank = 0;
   int64_t rope_dim = 0;
   double row_bytes = 0;
+  bool fp8 = false;  // cache and products
 };
 
 // Causal attention with expanded keys and values.
@@ -47,9 +49,15 @@ class KernelCost {
   // Kernels that only move bytes.
   double elementwise(double num_bytes, double num_kernels) const;
 
+  double flops_per_s(Precision precision) const;  // of the SMs that compute, at the clock that they sustain
+  double bytes_per_s() const;                     // of memory, as kernels reach it
+
  private:
   HardwareSpec hardware_;
   double sms_;
+  bool beside_communication_;
+  double overhead_ = 1;  // what an SM does besides multiplying, and how fast it loads, relative to an H100's
+  double load_ = 1;
 };
 
 }  // namespace moesaic
