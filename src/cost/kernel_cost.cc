@@ -21,10 +21,14 @@ constexpr double kMemoryEfficiency = 0.82;  // of the datasheet's bandwidth
 constexpr double kGemmLaunch = 1.5e-6;
 // Grouped GEMMs beside communication kernels: 1,007 TFLOPS on 112 SMs (F133) where the formula alone gives 1,107.
 constexpr double kBesideCommunication = 0.91;
+// What communication kernels leave of memory bandwidth: in normal mode they write and read each row that is dispatched
+// or combined several times on its way.
+constexpr double kMemoryBesideCommunication = 0.85;
 
-// What is left of a small kernel between its neighbours in a CUDA graph: Perplexity's layer, where two micro-batches
-// take 71 us more than one batch beside the GEMMs (F050, F052), over kernels_per_layer.
-constexpr double kSmallKernel = 4.0e-6;
+// A small kernel between its neighbours in a CUDA graph. Perplexity's layer takes 71 us more with two micro-batches
+// than with one batch, beside its GEMMs (F050, F052): 4 us for each kernel that runs twice, with 128 tokens; few tokens
+// take less.
+constexpr double kSmallKernel = 3.0e-6;
 
 // FlashMLA, compute-bound: 580 (February 2025) to 660 TFLOPS (April 2025) on H800 (F237, F238), its middle; as
 // overheads beside multiplying at the sustained clock.
@@ -35,8 +39,9 @@ constexpr double kMlaFp8Width = 0.53;
 constexpr double kMlaMemoryEfficiency = 0.88;  // F239: 3,000 of 3,350 GB/s
 constexpr double kMlaLaunch = 5.0e-6;          // with the reduction of split sequences
 
-// Causal attention of 4,096 tokens in DeepSeek's training profile: 555 TFLOPS on 112 of 132 SMs (F132).
-constexpr double kMhaOverhead = 865.0 / (555 * 132.0 / 112) - 1;
+// Causal attention of 4,096 tokens: 555 TFLOPS on 112 of 132 SMs in DeepSeek's training profile (F132), about 555 on
+// all 132 with FlashAttention-3 (arXiv 2407.08608, figure 5); their middle.
+constexpr double kMhaOverhead = 865.0 / 600 - 1;
 
 // Larger than both, and than their larger by a fifth where they are equal: pipelines do not hide all of the smaller.
 double bound(double compute, double memory) {
@@ -66,7 +71,8 @@ double KernelCost::flops_per_s(Precision precision) const {
 }
 
 double KernelCost::bytes_per_s() const {
-  return hardware_.hbm_gb_per_s * kGiga * kMemoryEfficiency;
+  const double left = beside_communication_ ? kMemoryBesideCommunication : 1.0;
+  return hardware_.hbm_gb_per_s * kGiga * kMemoryEfficiency * left;
 }
 
 double KernelCost::gemm(const GemmShape& s) const {
