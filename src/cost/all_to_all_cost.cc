@@ -59,6 +59,10 @@ double nodes_of_token(const ModelConfig& model, double num_nodes) {
   return num_nodes * (1 - missed) * (nodes_of_group > 1 ? 1 - std::pow(1 - 1 / nodes_of_group, drawn) : 1);
 }
 
+double theoretical_tpot_seconds(double tokens, double copies, double channels, double layers, double gb_per_s) {
+  return 3 * tokens * copies * channels / (gb_per_s * kGiga) * 2 * layers;
+}
+
 AllToAllTime all_to_all_time(const Deployment& d, double tokens, bool low_latency) {
   const double ranks = d.layout.ep_size();
   if (ranks <= 1 || tokens <= 0) return {};

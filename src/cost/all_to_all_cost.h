@@ -19,4 +19,8 @@ AllToAllTime all_to_all_time(const Deployment& deployment, double tokens, bool l
 // (DeepSeek-V3 technical report, 2.1.2), and groups lie on neighbouring nodes.
 double nodes_of_token(const ModelConfig& model, double num_nodes);
 
+// The bound of "Insights into DeepSeek-V3" (arXiv 2505.09343, 4.3): each layer exchanges `copies` of each token twice,
+// in FP8 and in BF16 together 3 bytes a channel, at the full bandwidth, and all else is hidden.
+double theoretical_tpot_seconds(double tokens, double copies, double channels, double layers, double gb_per_s);
+
 }  // namespace moesaic

@@ -20,8 +20,7 @@ double draft_host_seconds(CommFamily family) {
 // DP ranks in lockstep wait for the slowest of them: clocks, lengths, network. Fitted on the calibration rows of
 // data/validation.csv, beside everything else that no part of the model stands for.
 constexpr double kDecodeLockstep = 0.945;
-constexpr double kPrefillLockstep = 0.925;
-constexpr double kSmallWorkspaceBytes = 3e9;
+constexpr double kPrefillLockstep = 0.92;
 // Prefill with two micro-batches: what DeepSeek's profile leaves to computation, 108 of 132.
 constexpr double kPrefillComputeShare = 108.0 / 132.0;
 
@@ -127,37 +126,6 @@ StepCost CostModel::step(std::span<const GroupWork> groups) const {
 
 int64_t CostModel::kv_bytes_per_token() const {
   return moesaic::kv_bytes_per_token(deployment_.model, deployment_.fp8_kv);
-}
-
-double RankMemory::total_bytes() const {
-  double total = 0;
-  for (const PlannedBuffer& buffer : buffers) total += buffer.num_bytes;
-  return total;
-}
-
-RankMemory plan_rank_memory(const Deployment& d, const MemoryDemand& demand) {
-  const ModelConfig& c = d.model;
-  const ModelSize size(c);
-  const double weight = c.fp8_weights ? 1.0 : 2.0, tp = d.layout.tp_size;
-  const double layers = static_cast<double>(c.num_hidden_layers), moe = static_cast<double>(size.num_moe_layers);
-  const int64_t slots = d.layout.slots_per_rank(c.n_routed_experts + d.num_redundant_experts);
-  const auto bytes = [](int64_t count, double each) { return static_cast<double>(count) * each; };
-  RankMemory memory;
-  memory.buffers = {
-      {"routed experts", moe * bytes(slots * size.expert, weight)},
-      {"shared experts", moe * bytes(size.shared_expert, weight)},
-      {"attention", layers * bytes(size.attention, weight) / tp},
-      {"dense FFN", static_cast<double>(size.num_dense_layers) * bytes(size.dense_ffn, weight)},
-      {"gate and norms", moe * bytes(size.gate, 2) + layers * bytes(size.layer_norms, 2)},
-      {"embedding and head", bytes(size.embedding + size.head, 2)},
-      {"workspace", kSmallWorkspaceBytes},
-      {"activations", bytes(demand.max_step_tokens * c.hidden_size, 2) * 16},
-  };
-  if (d.num_draft > 0) memory.buffers.push_back({"MTP module", bytes(size.mtp_layer, weight) / tp});
-  memory.kv_bytes_free = d.hardware.hbm_gb * 1e9 - memory.total_bytes();
-  memory.kv_tokens_free =
-      static_cast<int64_t>(std::max(0.0, memory.kv_bytes_free) / static_cast<double>(kv_bytes_per_token(c, d.fp8_kv)));
-  return memory;
 }
 
 }  // namespace moesaic

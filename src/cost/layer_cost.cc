@@ -133,7 +133,7 @@ RankWork slowest_rank(std::span<const GroupWork> groups) {
 
 LayerCost moe_layer_parts(const Deployment& d, const RankWork& work, double share, double sm_share) {
   const ModelConfig& c = d.model;
-  const KernelCost kernels(d.hardware, sm_share);
+  const KernelCost kernels(d.hardware, sm_share, d.kernels.get());
   const AttentionCost attention = attention_cost(d, work.group, share, kernels);
   const double tp = d.layout.tp_size;
   const double tokens = static_cast<double>(work.group.num_tokens()) * share / tp;
@@ -150,7 +150,7 @@ LayerCost moe_layer_parts(const Deployment& d, const RankWork& work, double shar
 }
 
 double dense_layer_seconds(const Deployment& d, const RankWork& work) {
-  const KernelCost kernels(d.hardware);
+  const KernelCost kernels(d.hardware, 1.0, d.kernels.get());
   const AttentionCost attention = attention_cost(d, work.group, 1.0, kernels);
   const Precision weights = d.model.fp8_weights ? Precision::kFp8 : Precision::kBf16;
   const double tokens = static_cast<double>(work.group.num_tokens()) / d.layout.tp_size;
@@ -160,7 +160,8 @@ double dense_layer_seconds(const Deployment& d, const RankWork& work) {
 
 double head_seconds(const Deployment& d, const RankWork& work) {
   const double rows = static_cast<double>(work.group.num_decode_tokens + work.group.num_prefill_seqs);
-  return KernelCost(d.hardware).gemm({rows, d.model.vocab_size, d.model.hidden_size, 1, Precision::kBf16});
+  return KernelCost(d.hardware, 1.0, d.kernels.get())
+      .gemm({rows, d.model.vocab_size, d.model.hidden_size, 1, Precision::kBf16});
 }
 
 double draft_seconds(const Deployment& d, const RankWork& work) {

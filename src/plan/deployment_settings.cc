@@ -1,5 +1,6 @@
 #include "plan/deployment_settings.h"
 
+#include "cost/embedded_files.h"
 #include "cost/model_catalog.h"
 
 namespace moesaic {
@@ -38,6 +39,9 @@ void add_deployment_fields(ConfigFields& fields, DeploymentSettings& s) {
       .range(0, 1024)
       .default_text("the hardware's")
       .doc("GPUs that throughput per node counts");
+  fields.add("kernels", &s.kernels)
+      .default_text("none: roofline")
+      .doc("JSON table of measured kernels: rows of op, m, n, k, groups, batch, heads, q_len, kv_len, dtype, us");
 }
 
 absl::StatusOr<Deployment> make_deployment(const DeploymentSettings& s) {
@@ -51,6 +55,10 @@ absl::StatusOr<Deployment> make_deployment(const DeploymentSettings& s) {
   d.num_draft = s.draft;
   d.fp8_kv = s.kv_cache_dtype == "fp8";
   d.balancedness = s.balancedness;
+  if (!s.kernels.empty()) {
+    MOESAIC_ASSIGN_OR_RETURN(const std::string text, read_text_file(s.kernels));
+    MOESAIC_ASSIGN_OR_RETURN(d.kernels, KernelTable::parse(text, s.kernels));
+  }
   return d;
 }
 

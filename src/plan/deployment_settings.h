@@ -21,6 +21,7 @@ struct DeploymentSettings {
   std::string kv_cache_dtype = "bf16";
   double balancedness = 1.0;
   int64_t gpus_per_node = 0;
+  std::string kernels;
 };
 
 void add_deployment_fields(ConfigFields& fields, DeploymentSettings& settings);
