@@ -6,6 +6,8 @@ namespace moesaic {
 std::vector<Command> plan_commands() {
   return {
       plan_predict_command(),   //
+      plan_roofline_command(),  //
+      plan_deploy_command(),    //
       plan_validate_command(),  //
   };
 }
