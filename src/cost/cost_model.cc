@@ -10,19 +10,24 @@ namespace {
 
 // Scheduling and launch of a step: SGLang's overlapped scheduler hides the rest.
 constexpr double kHostSeconds = 1e-3;
-// Drafting and verification are launches of their own that wait for each other, one for each draft and one more. In the
-// stack around DeepEP they are 3 ms each (SGLang's table of 65K prompts: drafts cost it 6 ms without overlapped
-// scheduling); Perplexity captures them in graphs.
+// Drafting and verification are launches of their own that wait for each other, one for each draft and one more. Around
+// DeepEP they are 2.5 ms each: SGLang's table of 65K prompts loses 6 ms a step where nothing overlaps them.
+// Perplexity captures them in graphs.
 double draft_host_seconds(CommFamily family) {
-  return family == CommFamily::kPplx ? 0.25e-3 : 3e-3;
+  return family == CommFamily::kPplx ? 0.25e-3 : 2.5e-3;
 }
 
 // DP ranks in lockstep wait for the slowest of them: clocks, lengths, network. Fitted on the calibration rows of
 // data/validation.csv, beside everything else that no part of the model stands for.
-constexpr double kDecodeLockstep = 0.945;
+constexpr double kDecodeLockstep = 0.955;
 constexpr double kPrefillLockstep = 0.92;
 // Prefill with two micro-batches: what DeepSeek's profile leaves to computation, 108 of 132.
 constexpr double kPrefillComputeShare = 108.0 / 132.0;
+
+// Sending and receiving occupy the SMs, also in low-latency mode: only the time on the wire can be hidden. 60 us of a
+// dispatch of 128 tokens, which quantises them (F100).
+constexpr double kExchangeKernels = 20e-6;
+constexpr double kDispatchKernelsPerToken = 0.31e-6;
 
 double exposed(double comm, double hidden_by) {
   return std::max(0.0, comm - hidden_by);
@@ -44,16 +49,19 @@ LayerCost moe_layer(const Deployment& d, const RankWork& work, OverlapMode overl
   const LayerCost half = moe_layer_parts(d, work, 0.5, prefill ? kPrefillComputeShare : 1.0);
   LayerCost both{2 * half.qkv,     2 * half.attention, 2 * half.output, 2 * half.shared,
                  2 * half.experts, 2 * half.dispatch,  2 * half.combine};
-  const double attention = half.qkv + half.attention + half.output;
+  const double attention = half.attention + half.output;
   if (prefill) {
     // Compute runs beside the other micro-batch's communication: attention beside one's dispatch and another's
     // combine, experts likewise.
     const double experts = half.shared + half.experts;
-    return finish(both, exposed(half.dispatch, attention) + exposed(half.dispatch, experts) +
-                            exposed(half.combine, experts) + exposed(half.combine, attention));
+    return finish(both, exposed(half.dispatch, half.qkv + attention) + exposed(half.dispatch, experts) +
+                            exposed(half.combine, experts) + exposed(half.combine, half.qkv + attention));
   }
-  return finish(
-      both, 2 * (exposed(half.dispatch, half.shared + half.qkv) + exposed(half.combine, half.attention + half.output)));
+  const double tokens = static_cast<double>(work.group.num_tokens()) / d.layout.tp_size / 2;
+  const double dispatch_kernels = std::min(half.dispatch, kExchangeKernels + kDispatchKernelsPerToken * tokens);
+  const double combine_kernels = std::min(half.combine, kExchangeKernels);
+  return finish(both, 2 * (std::max(exposed(half.dispatch, half.shared + half.qkv), dispatch_kernels) +
+                           std::max(exposed(half.combine, attention), combine_kernels)));
 }
 
 }  // namespace
