@@ -50,7 +50,8 @@ bool is_decode(const Candidate& c) {
 }
 
 // What the candidate would have to be better at, or nothing.
-std::string compared(const Candidate& winner, const absl::StatusOr<Candidate>& other, const Goals& goals) {
+std::string compared(const Candidate& winner, const absl::StatusOr<Candidate>& other, double tokens_per_s,
+                     const Goals& goals) {
   if (!other.ok()) return std::string(other.status().message());
   const Prediction& p = other->prediction;
   if (is_decode(winner) && p.tokens_per_s_per_user < goals.least_tokens_per_s_per_user) {
@@ -60,9 +61,10 @@ std::string compared(const Candidate& winner, const absl::StatusOr<Candidate>& o
   if (!is_decode(winner) && ttft_seconds(*other) > goals.most_ttft_s) {
     return fmt::format("first token after {:.2f} s, the goal is {:.2f} s", ttft_seconds(*other), goals.most_ttft_s);
   }
-  const double less = 1 - p.tokens_per_s_per_gpu / winner.prediction.tokens_per_s_per_gpu;
-  return fmt::format("{:.0f} tok/s per node, {:.1f} % {}", p.tokens_per_s_per_node, std::abs(less) * 100,
-                     less >= 0 ? "less" : "more");
+  const int64_t gpus = instances_for(*other, tokens_per_s) * other->deployment.layout.world_size();
+  return fmt::format("{} GPUs at ${:.2f} an hour, {:+.1f} % tok/s per node", gpus,
+                     dollars_per_hour(*other, tokens_per_s),
+                     (p.tokens_per_s_per_gpu / winner.prediction.tokens_per_s_per_gpu - 1) * 100);
 }
 
 template <typename T>
@@ -75,11 +77,11 @@ std::vector<T> beside(const std::vector<T>& values, T value) {
   return out;
 }
 
-std::vector<Neighbour> neighbours_of(const Candidate& winner, const DeployRequest& r) {
+std::vector<Neighbour> neighbours_of(const Candidate& winner, double tokens_per_s, const DeployRequest& r) {
   const PlanSpace& space = r.space;
   std::vector<Neighbour> out;
   const auto add = [&](std::string change, const Deployment& d, const OperatingPoint& p) {
-    out.push_back({std::move(change), compared(winner, evaluate(d, p), r.goals)});
+    out.push_back({std::move(change), compared(winner, evaluate(d, p), tokens_per_s, r.goals)});
   };
   const Deployment& d = winner.deployment;
   const int64_t slots = r.base.model.n_routed_experts + r.base.num_redundant_experts;
@@ -122,15 +124,13 @@ std::vector<Neighbour> neighbours_of(const Candidate& winner, const DeployReques
 InstancePlan instance_plan(const Candidate& winner, double tokens_per_s, const DeployRequest& r) {
   InstancePlan plan{.candidate = winner};
   const int64_t gpus = winner.deployment.layout.world_size();
-  const double capacity = winner.prediction.tokens_per_s_per_gpu * static_cast<double>(gpus);
-  plan.num_instances = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(tokens_per_s / capacity)));
+  plan.num_instances = instances_for(winner, tokens_per_s);
   plan.num_gpus = plan.num_instances * gpus;
-  plan.utilisation = tokens_per_s / (capacity * static_cast<double>(plan.num_instances));
-  const double dollars_per_s =
-      static_cast<double>(plan.num_gpus) * winner.deployment.hardware.price_per_gpu_hour / kSecondsPerHour;
+  plan.utilisation = tokens_per_s / (winner.prediction.tokens_per_s_per_gpu * static_cast<double>(plan.num_gpus));
+  const double dollars_per_s = dollars_per_hour(winner, tokens_per_s) / kSecondsPerHour;
   if (tokens_per_s > 0) plan.cost_per_million_tokens = dollars_per_s / tokens_per_s * kMillion;
   plan.shares = step_shares(winner);
-  plan.neighbours = neighbours_of(winner, r);
+  plan.neighbours = neighbours_of(winner, tokens_per_s, r);
   if (!plan.neighbours.empty()) {
     plan.limit = str_cat(plan.neighbours.back().change, ": ", plan.neighbours.back().result);
   }
@@ -146,10 +146,12 @@ absl::Status nothing_reaches(const Sweep& sweep, const char* phase, const std::s
     const Refusal& last = sweep.refused.back();
     return absl::ResourceExhaustedError(str_cat(phase, ": nothing fits; ", last.label, ": ", last.reason));
   }
-  return absl::ResourceExhaustedError(fmt::format(
-      "{}: nothing reaches {}; the shortest step is {:.2f} ms ({:.1f} tok/s per user, first token after {:.2f} s): {}",
-      phase, goal, fastest->prediction.step.seconds * 1e3, fastest->prediction.tokens_per_s_per_user,
-      ttft_seconds(*fastest), fastest->label()));
+  const std::string reached = is_decode(*fastest)
+                                  ? fmt::format("{:.1f} tok/s per user", fastest->prediction.tokens_per_s_per_user)
+                                  : fmt::format("a first token after {:.2f} s", ttft_seconds(*fastest));
+  return absl::ResourceExhaustedError(fmt::format("{}: nothing reaches {}; the shortest step is {:.2f} ms, {}: {}",
+                                                  phase, goal, fastest->prediction.step.seconds * 1e3, reached,
+                                                  fastest->label()));
 }
 
 std::vector<EpFrontier> frontiers_of(const Sweep& sweep, const PlanSpace& space) {
@@ -178,20 +180,22 @@ absl::StatusOr<DeployPlan> plan_deployment(const DeployRequest& r) {
   DeployPlan plan;
   MOESAIC_ASSIGN_OR_RETURN(const Sweep decode, sweep(r.space, r.base, decode_point(r)));
   plan.frontiers = frontiers_of(decode, r.space);
-  const Candidate* winner = best_decode(decode, r.goals.least_tokens_per_s_per_user);
+  const double output_rate = t.requests_per_s * static_cast<double>(t.output_len);
+  const Candidate* winner = best_decode(decode, output_rate, r.goals.least_tokens_per_s_per_user);
   if (winner == nullptr) {
     return nothing_reaches(decode, "decode", fmt::format("{:.1f} tok/s per user", r.goals.least_tokens_per_s_per_user));
   }
-  plan.decode = instance_plan(*winner, t.requests_per_s * static_cast<double>(t.output_len), r);
+  plan.decode = instance_plan(*winner, output_rate, r);
   Deployment prefill_base = r.base;
   prefill_base.balancedness = r.prefill_balancedness;
   const OperatingPoint point = prefill_point(r);
   MOESAIC_ASSIGN_OR_RETURN(const Sweep prefill, sweep(r.space, prefill_base, point));
-  winner = best_prefill(prefill, r.goals.most_ttft_s);
+  const double input_rate = t.requests_per_s * static_cast<double>(point.prompt_len - point.cached_len);
+  winner = best_prefill(prefill, input_rate, r.goals.most_ttft_s);
   if (winner == nullptr) {
     return nothing_reaches(prefill, "prefill", fmt::format("a first token in {:.2f} s", r.goals.most_ttft_s));
   }
-  plan.prefill = instance_plan(*winner, t.requests_per_s * static_cast<double>(point.prompt_len - point.cached_len), r);
+  plan.prefill = instance_plan(*winner, input_rate, r);
   plan.prefill_per_decode = static_cast<double>(plan.prefill.num_gpus) / static_cast<double>(plan.decode.num_gpus);
   for (const InstancePlan* instance : {&plan.decode, &plan.prefill}) {
     plan.dollars_per_hour +=

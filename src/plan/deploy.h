@@ -33,8 +33,8 @@ struct DeployRequest {
 
 // A change of one choice, and why it is not the winner.
 struct Neighbour {
-  std::string change;  // "EP64 instead of EP72"
-  std::string result;  // "18,211 tok/s per node, 4.1 % less" or "memory: ..."
+  std::string change;  // "EP64"
+  std::string result;  // what it costs, which goal it misses, or why it does not fit
 };
 
 struct InstancePlan {

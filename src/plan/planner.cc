@@ -8,7 +8,6 @@
 namespace moesaic {
 namespace {
 
-constexpr double kSecondsPerHour = 3600;
 constexpr double kGiga = 1e9;
 
 std::string gigabytes(double bytes) {
@@ -48,6 +47,21 @@ void try_sizes(const PlanSpace& space, const Deployment& deployment, OperatingPo
   }
 }
 
+template <typename Reaches>
+const Candidate* cheapest(const Sweep& sweep, double tokens_per_s, Reaches reaches) {
+  const Candidate* best = nullptr;
+  for (const Candidate& candidate : sweep.fits) {
+    if (!reaches(candidate)) continue;
+    if (best != nullptr) {
+      const double cost = dollars_per_hour(candidate, tokens_per_s), least = dollars_per_hour(*best, tokens_per_s);
+      const bool is_faster = candidate.prediction.tokens_per_s_per_gpu > best->prediction.tokens_per_s_per_gpu;
+      if (cost > least || (cost == least && !is_faster)) continue;
+    }
+    best = &candidate;
+  }
+  return best;
+}
+
 }  // namespace
 
 std::string Candidate::label() const {
@@ -65,8 +79,6 @@ absl::StatusOr<Candidate> evaluate(const Deployment& deployment, const Operating
         " KV cache = ", gigabytes(memory.total_bytes() + out.prediction.kv_bytes_needed), " of ",
         gigabytes(memory.capacity_bytes)));
   }
-  const double price = deployment.hardware.price_per_gpu_hour;
-  if (price > 0) out.tokens_per_dollar = out.prediction.tokens_per_s_per_gpu * kSecondsPerHour / price;
   return out;
 }
 
@@ -134,13 +146,25 @@ std::vector<const Candidate*> select(const Sweep& sweep, const std::string& hard
   return out;
 }
 
-const Candidate* best_decode(const Sweep& sweep, double least_tokens_per_s_per_user) {
-  const Candidate* best = nullptr;
-  for (const Candidate& candidate : sweep.fits) {
-    if (candidate.prediction.tokens_per_s_per_user < least_tokens_per_s_per_user) continue;
-    if (best == nullptr || candidate.tokens_per_dollar > best->tokens_per_dollar) best = &candidate;
-  }
-  return best;
+int64_t instances_for(const Candidate& candidate, double tokens_per_s) {
+  const double capacity = candidate.prediction.tokens_per_s_per_gpu * candidate.deployment.layout.world_size();
+  return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(tokens_per_s / capacity)));
+}
+
+double dollars_per_hour(const Candidate& candidate, double tokens_per_s) {
+  const int64_t gpus = instances_for(candidate, tokens_per_s) * candidate.deployment.layout.world_size();
+  return static_cast<double>(gpus) * candidate.deployment.hardware.price_per_gpu_hour;
+}
+
+const Candidate* best_decode(const Sweep& sweep, double tokens_per_s, double least_tokens_per_s_per_user) {
+  return cheapest(sweep, tokens_per_s, [&](const Candidate& candidate) {
+    return candidate.prediction.tokens_per_s_per_user >= least_tokens_per_s_per_user;
+  });
+}
+
+const Candidate* best_prefill(const Sweep& sweep, double tokens_per_s, double most_ttft_s) {
+  return cheapest(sweep, tokens_per_s,
+                  [&](const Candidate& candidate) { return ttft_seconds(candidate) <= most_ttft_s; });
 }
 
 double ttft_seconds(const Candidate& candidate) {
@@ -148,15 +172,6 @@ double ttft_seconds(const Candidate& candidate) {
   const double steps =
       std::ceil(static_cast<double>(p.prompt_len - p.cached_len) / static_cast<double>(p.chunk_tokens));
   return candidate.prediction.step.seconds * (0.5 + steps);
-}
-
-const Candidate* best_prefill(const Sweep& sweep, double most_ttft_s) {
-  const Candidate* best = nullptr;
-  for (const Candidate& candidate : sweep.fits) {
-    if (ttft_seconds(candidate) > most_ttft_s) continue;
-    if (best == nullptr || candidate.tokens_per_dollar > best->tokens_per_dollar) best = &candidate;
-  }
-  return best;
 }
 
 }  // namespace moesaic

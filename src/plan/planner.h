@@ -25,7 +25,6 @@ struct Candidate {
   Deployment deployment;
   OperatingPoint point;
   Prediction prediction;
-  double tokens_per_dollar = 0;
   std::string label() const;  // "h100 EP72 DP72 TP1 batch 256 two-batch draft 0"
 };
 
@@ -53,10 +52,14 @@ double throughput_at_speed(const std::vector<const Candidate*>& candidates, doub
 // Candidates of one hardware and EP.
 std::vector<const Candidate*> select(const Sweep& sweep, const std::string& hardware, int ep_size);
 
-// The cheapest decode candidate of at least this speed; the cheapest prefill candidate whose prompt is done in time.
-// Null if none is.
-const Candidate* best_decode(const Sweep& sweep, double least_tokens_per_s_per_user);
-const Candidate* best_prefill(const Sweep& sweep, double most_ttft_s);
+// Instances for so many tokens a second, all full but the last; and their price.
+int64_t instances_for(const Candidate& candidate, double tokens_per_s);
+double dollars_per_hour(const Candidate& candidate, double tokens_per_s);
+
+// The candidate whose instances for so many tokens a second cost least, of those with at least this speed, or whose
+// prompts are done in time; among equals the one with the most throughput. Null if none is.
+const Candidate* best_decode(const Sweep& sweep, double tokens_per_s, double least_tokens_per_s_per_user);
+const Candidate* best_prefill(const Sweep& sweep, double tokens_per_s, double most_ttft_s);
 // Half a step of waiting for the running one, then the steps of the prompt; no queue.
 double ttft_seconds(const Candidate& candidate);
 
