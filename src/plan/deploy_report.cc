@@ -70,7 +70,7 @@ Json point_json(const Candidate& c) {
 std::string instance_text(const char* name, const InstancePlan& plan) {
   const Candidate& c = plan.candidate;
   const Prediction& p = c.prediction;
-  std::string out = fmt::format("{}: {}\n", name, c.label());
+  std::string out = fmt::format("{}: {}, {} redundant experts\n", name, c.label(), c.deployment.num_redundant_experts);
   out += fmt::format("  {} instances of {} GPUs, {:.0f} % used; {:.0f} tok/s per node", plan.num_instances,
                      c.deployment.layout.world_size(), plan.utilisation * 100, p.tokens_per_s_per_node);
   out += c.point.phase == Phase::kDecode ? fmt::format(", {:.1f} tok/s per user", p.tokens_per_s_per_user)
