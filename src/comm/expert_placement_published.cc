@@ -1,0 +1,162 @@
+// The published algorithm: pack groups to nodes, replicate the hottest experts in each node, pack replicas to ranks.
+#include <algorithm>
+#include <numeric>
+
+#include "base/check.h"
+#include "comm/expert_placement_search.h"
+#include "comm/parallel_layout.h"
+
+namespace moesaic {
+namespace {
+
+// The top of a heap is the lightest, the lower index first of equals.
+struct LightFirst {
+  float weight;
+  int32_t index;
+  bool operator<(const LightFirst& other) const {
+    return weight != other.weight ? weight > other.weight : index > other.index;
+  }
+};
+
+struct Packed {
+  std::vector<int32_t> pack;      // of each item
+  std::vector<int32_t> position;  // in its pack
+};
+
+// Items, the heaviest first, each to the lightest pack that is not full. capacity: items a pack.
+Packed balanced_packing(std::span<const float> weight, std::span<const int32_t> capacity) {
+  const int num_items = static_cast<int>(weight.size()), num_packs = static_cast<int>(capacity.size());
+  Packed packed{std::vector<int32_t>(num_items), std::vector<int32_t>(num_items, 0)};
+  if (*std::max_element(capacity.begin(), capacity.end()) == 1) {
+    std::iota(packed.pack.begin(), packed.pack.end(), 0);
+    return packed;
+  }
+  std::vector<HeavyFirst> order(num_items);
+  for (int i = 0; i < num_items; ++i) order[i] = {weight[i], i};
+  std::sort(order.begin(), order.end());
+  std::vector<LightFirst> heap;  // packs that are not full
+  std::vector<int32_t> num_held(num_packs, 0);
+  for (int p = 0; p < num_packs; ++p) {
+    if (capacity[p] > 0) heap.push_back({0.0f, p});
+  }
+  for (const HeavyFirst& item : order) {
+    std::pop_heap(heap.begin(), heap.end());
+    LightFirst& lightest = heap.back();
+    packed.pack[item.index] = lightest.index;
+    packed.position[item.index] = num_held[lightest.index]++;
+    if (num_held[lightest.index] == capacity[lightest.index]) {
+      heap.pop_back();
+      continue;
+    }
+    lightest.weight += item.weight;
+    std::push_heap(heap.begin(), heap.end());
+  }
+  return packed;
+}
+
+struct Replicas {
+  std::vector<int32_t> expert;   // of each replica; the first ones are the experts themselves
+  std::vector<int32_t> replica;  // which copy it is
+  std::vector<int32_t> count;    // of each expert
+};
+
+// Each spare replica goes to the expert with the hottest ones, the first of equals.
+Replicas replicate_experts(std::span<const float> weight, int num_replicas) {
+  const int num_experts = static_cast<int>(weight.size());
+  Replicas out{std::vector<int32_t>(num_replicas), std::vector<int32_t>(num_replicas, 0),
+               std::vector<int32_t>(num_experts, 1)};
+  std::iota(out.expert.begin(), out.expert.begin() + num_experts, 0);
+  const auto cooler = [](const HeavyFirst& a, const HeavyFirst& b) { return b < a; };
+  std::vector<HeavyFirst> heap(num_experts);
+  for (int e = 0; e < num_experts; ++e) heap[e] = {weight[e], e};
+  std::make_heap(heap.begin(), heap.end(), cooler);
+  for (int i = num_experts; i < num_replicas; ++i) {
+    std::pop_heap(heap.begin(), heap.end(), cooler);
+    HeavyFirst& hottest = heap.back();
+    out.expert[i] = hottest.index;
+    out.replica[i] = out.count[hottest.index]++;
+    hottest.weight = weight[hottest.index] / static_cast<float>(out.count[hottest.index]);
+    std::push_heap(heap.begin(), heap.end(), cooler);
+  }
+  return out;
+}
+
+absl::Status check_hierarchy(const PlacementShape& shape, int num_groups, int num_nodes) {
+  const auto divides = [](std::string_view what, int total, std::string_view by, int parts) -> absl::Status {
+    if (parts >= 1 && total % parts == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        str_cat("published placement: ", total, " ", what, " cannot be split over ", parts, " ", by));
+  };
+  MOESAIC_RETURN_IF_ERROR(divides("experts", shape.num_experts, "groups", num_groups));
+  MOESAIC_RETURN_IF_ERROR(divides("groups", num_groups, "nodes", num_nodes));
+  MOESAIC_RETURN_IF_ERROR(divides("ranks", shape.num_ranks, "nodes", num_nodes));
+  return divides("slots", shape.num_slots, "ranks", shape.num_ranks);
+}
+
+// Experts in the order of their nodes: those of node 0, then of node 1, ... Groups stay together.
+std::vector<int32_t> experts_by_node(std::span<const float> weight, int num_groups, int num_nodes) {
+  const int num_experts = static_cast<int>(weight.size());
+  const int group_size = num_experts / num_groups, groups_per_node = num_groups / num_nodes;
+  std::vector<float> group_weight(num_groups);
+  for (int g = 0; g < num_groups; ++g) {
+    const std::span<const float> group = weight.subspan(g * group_size, group_size);
+    group_weight[g] = static_cast<float>(std::accumulate(group.begin(), group.end(), 0.0));
+  }
+  const std::vector<int32_t> capacity(num_nodes, groups_per_node);
+  const Packed packed = balanced_packing(group_weight, capacity);
+  std::vector<int32_t> ordered(num_experts);
+  for (int e = 0; e < num_experts; ++e) {
+    const int group = e / group_size;
+    const int place = packed.pack[group] * groups_per_node + packed.position[group];
+    ordered[place * group_size + e % group_size] = e;
+  }
+  return ordered;
+}
+
+}  // namespace
+
+PublishedPlacement published_layer(const PlacementShape& shape, int num_groups, int num_nodes,
+                                   std::span<const float> weight) {
+  const bool is_global = num_nodes == 1 && num_groups == 1;
+  std::vector<int32_t> ordered(shape.num_experts);
+  std::iota(ordered.begin(), ordered.end(), 0);
+  if (!is_global) ordered = experts_by_node(weight, num_groups, num_nodes);
+  const int experts_per_node = shape.num_experts / num_nodes, ranks_per_node = shape.num_ranks / num_nodes;
+  const int slots_per_node = shape.num_slots / num_nodes;
+  std::vector<int32_t> capacity(ranks_per_node);
+  for (int r = 0; r < ranks_per_node; ++r) capacity[r] = shape.first_slot(r + 1) - shape.first_slot(r);
+
+  PublishedPlacement out{std::vector<int32_t>(shape.num_slots), std::vector<int32_t>(shape.num_slots)};
+  std::vector<float> node_weight(experts_per_node), share(slots_per_node);
+  for (int node = 0; node < num_nodes; ++node) {
+    const std::span<const int32_t> experts = std::span(ordered).subspan(node * experts_per_node, experts_per_node);
+    for (int e = 0; e < experts_per_node; ++e) node_weight[e] = weight[experts[e]];
+    const Replicas replicas = replicate_experts(node_weight, slots_per_node);
+    for (int i = 0; i < slots_per_node; ++i) {
+      share[i] = node_weight[replicas.expert[i]] / static_cast<float>(replicas.count[replicas.expert[i]]);
+    }
+    const Packed packed = balanced_packing(share, capacity);
+    for (int i = 0; i < slots_per_node; ++i) {
+      const int slot = shape.first_slot(node * ranks_per_node + packed.pack[i]) + packed.position[i];
+      out.phy2log[slot] = experts[replicas.expert[i]];
+      out.replica[slot] = replicas.replica[i];
+    }
+  }
+  return out;
+}
+
+absl::StatusOr<PublishedPlacement> published_placement(const PlacementShape& shape, int num_groups, int num_nodes,
+                                                       std::span<const double> load) {
+  MOESAIC_RETURN_IF_ERROR(validate_shape(shape));
+  MOESAIC_RETURN_IF_ERROR(validate_load(shape, load, 0));
+  if (num_groups < 1 || num_nodes < 1) {
+    return absl::InvalidArgumentError(
+        str_cat("published placement: ", num_groups, " groups, ", num_nodes, " nodes; expected at least 1 of each"));
+  }
+  const std::vector<float> weight(load.begin(), load.end());
+  if (num_groups % num_nodes != 0) return published_layer(shape, 1, 1, weight);
+  if (num_groups > 1 || num_nodes > 1) MOESAIC_RETURN_IF_ERROR(check_hierarchy(shape, num_groups, num_nodes));
+  return published_layer(shape, num_groups, num_nodes, weight);
+}
+
+}  // namespace moesaic

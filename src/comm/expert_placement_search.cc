@@ -1,0 +1,234 @@
+#include "comm/expert_placement_search.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/check.h"
+
+namespace moesaic {
+namespace {
+
+// How many of the hottest rank's experts are tried as copies: where a copy helps at all, it is one of the heaviest.
+constexpr int kCopiesTried = 3;
+// A gain below this part of the squared target is rounding.
+constexpr double kLeastGain = 1e-18;
+
+}  // namespace
+
+bool PlacementSearch::improve_hottest(double target) {
+  const int hot = state_.hottest();
+  PlacementChange best{.gain = kLeastGain * target * target};
+  for (const int32_t cold : state_.order()) {
+    if (cold == hot) continue;
+    state_.try_exchange(hot, cold, target, best);
+    if (best.hot < 0) continue;
+    const double moved = state_.share(best.expert) - (best.taken < 0 ? 0.0 : state_.share(best.taken));
+    if (state_.rank_load(hot) - moved <= target && state_.rank_load(best.cold) + moved <= target) break;
+  }
+  if (shape_.num_slots > shape_.num_experts) {
+    const std::span<const int32_t> held = state_.held(hot);
+    for (size_t i = 0; i < held.size() && i < kCopiesTried; ++i) state_.try_copies(hot, held[i], target, best);
+  }
+  if (best.hot < 0) return false;
+  state_.apply(best);
+  return true;
+}
+
+bool PlacementSearch::reduce(double target) {
+  const int max_steps = 4 * shape_.num_slots;
+  for (int step = 0; step < max_steps && state_.max_load() > target; ++step) {
+    if (!improve_hottest(target)) return false;
+  }
+  return state_.max_load() <= target;
+}
+
+void PlacementSearch::place_missing() {
+  for (int expert = 0; expert < shape_.num_experts; ++expert) {
+    if (state_.count(expert) > 0) continue;
+    int rank = 0;
+    while (rank < shape_.num_ranks && state_.is_full(rank)) ++rank;
+    if (rank == shape_.num_ranks) {  // then some expert has two replicas: there are at least as many slots as experts
+      int donor = -1;
+      const auto left = [&](int e) { return state_.load(e) / (state_.count(e) - 1); };
+      for (int e = 0; e < shape_.num_experts; ++e) {
+        if (state_.count(e) > 1 && (donor < 0 || left(e) < left(donor))) donor = e;
+      }
+      MOESAIC_CHECK(donor >= 0);
+      rank = state_.ranks_of(donor).back();
+      state_.unplace(rank, donor);
+    }
+    state_.place(rank, expert);
+  }
+}
+
+bool PlacementSearch::place_by_exchange(int expert) {
+  for (int open = 0; open < shape_.num_ranks; ++open) {
+    if (state_.is_full(open)) continue;
+    for (int full = 0; full < shape_.num_ranks; ++full) {
+      if (state_.has(full, expert)) continue;
+      for (const int32_t other : state_.held(full)) {
+        if (state_.has(open, other)) continue;
+        state_.unplace(full, other);
+        state_.place(open, other);
+        state_.place(full, expert);
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+void PlacementSearch::build() {
+  const int num_experts = shape_.num_experts;
+  const int num_owners = (shape_.num_slots + shape_.slots_per_rank() - 1) / shape_.slots_per_rank();
+  std::vector<int32_t> count(num_experts, 1);
+  struct Hot {
+    double share;
+    int32_t count, expert;
+    bool operator<(const Hot& other) const {
+      if (share != other.share) return share < other.share;
+      return count != other.count ? count > other.count : expert > other.expert;
+    }
+  };
+  std::vector<Hot> heap(num_experts);
+  for (int e = 0; e < num_experts; ++e) heap[e] = {state_.load(e), 1, e};
+  std::make_heap(heap.begin(), heap.end());
+  for (int spare = shape_.num_slots - num_experts; spare > 0 && !heap.empty();) {
+    std::pop_heap(heap.begin(), heap.end());
+    Hot& hot = heap.back();
+    if (hot.count == num_owners) {
+      heap.pop_back();
+      continue;
+    }
+    count[hot.expert] = ++hot.count;
+    hot.share = state_.load(hot.expert) / hot.count;
+    std::push_heap(heap.begin(), heap.end());
+    --spare;
+  }
+  std::vector<Hot> items(num_experts);
+  for (int e = 0; e < num_experts; ++e) items[e] = {state_.load(e) / count[e], 0, e};
+  std::sort(items.begin(), items.end(), [](const Hot& a, const Hot& b) { return b < a; });
+
+  struct Open {
+    double load;
+    int32_t rank;
+    bool operator<(const Open& other) const { return load != other.load ? load > other.load : rank > other.rank; }
+  };
+  std::vector<Open> open;
+  for (int r = 0; r < num_owners; ++r) open.push_back({0.0, r});
+  std::vector<Open> passed;
+  for (const Hot& item : items) {
+    for (int i = 0; i < count[item.expert]; ++i) {
+      bool is_placed = false;
+      while (!open.empty() && !is_placed) {
+        std::pop_heap(open.begin(), open.end());
+        const Open lightest = open.back();
+        open.pop_back();
+        if (state_.is_full(lightest.rank)) continue;
+        is_placed = !state_.has(lightest.rank, item.expert);
+        if (is_placed) state_.place(lightest.rank, item.expert);
+        passed.push_back({lightest.load + (is_placed ? item.share : 0.0), lightest.rank});
+      }
+      for (const Open& rank : passed) {
+        open.push_back(rank);
+        std::push_heap(open.begin(), open.end());
+      }
+      passed.clear();
+      if (!is_placed && !place_by_exchange(item.expert)) break;
+    }
+  }
+}
+
+void PlacementSearch::plan_afresh(const std::vector<int32_t>& published, double target) {
+  const std::vector<double> load = [&] {
+    std::vector<double> all(shape_.num_experts);
+    for (int e = 0; e < shape_.num_experts; ++e) all[e] = state_.load(e);
+    return all;
+  }();
+  const double mean = std::accumulate(load.begin(), load.end(), 0.0) / shape_.num_ranks;
+  state_.reset(load);
+  build();
+  place_missing();
+  state_.settle();
+  reduce(mean);
+  if (state_.max_load() <= target) return;
+  std::swap(state_, best_);
+  state_.reset(load, published);
+  state_.settle();
+  reduce(mean);
+  if (best_.max_load() <= state_.max_load()) std::swap(state_, best_);
+}
+
+std::vector<int32_t> PlacementSearch::match_ranks(std::span<const int32_t> current) const {
+  struct Pair {
+    int32_t common, set, rank;
+  };
+  std::vector<Pair> pairs;
+  for (int set = 0; set < shape_.num_ranks; ++set) {
+    for (int rank = 0; rank < shape_.num_ranks; ++rank) {
+      if (state_.capacity(set) != state_.capacity(rank)) continue;
+      int common = 0;
+      for (int slot = shape_.first_slot(rank); slot < shape_.first_slot(rank + 1); ++slot) {
+        common += current[slot] >= 0 && state_.has(set, current[slot]);
+      }
+      pairs.push_back({common, set, rank});
+    }
+  }
+  std::stable_sort(pairs.begin(), pairs.end(), [](const Pair& a, const Pair& b) { return a.common > b.common; });
+  std::vector<bool> is_taken(shape_.num_ranks, false);
+  std::vector<int32_t> to(shape_.num_ranks, -1);
+  for (const Pair& pair : pairs) {
+    if (to[pair.set] >= 0 || is_taken[pair.rank]) continue;
+    to[pair.set] = pair.rank;
+    is_taken[pair.rank] = true;
+  }
+  return to;
+}
+
+void PlacementSearch::write(std::span<const int32_t> to, std::span<const int32_t> current,
+                            std::span<int32_t> next) const {
+  std::fill(next.begin(), next.end(), -1);
+  std::vector<int32_t> rest;
+  for (int set = 0; set < shape_.num_ranks; ++set) {
+    const int begin = shape_.first_slot(to[set]), end = shape_.first_slot(to[set] + 1);
+    rest.assign(state_.held(set).begin(), state_.held(set).end());
+    std::sort(rest.begin(), rest.end());
+    for (int slot = begin; slot < end && !current.empty(); ++slot) {
+      const auto stays = std::find(rest.begin(), rest.end(), current[slot]);
+      if (stays == rest.end()) continue;
+      next[slot] = *stays;
+      rest.erase(stays);
+    }
+    size_t i = 0;
+    for (int slot = begin; slot < end && i < rest.size(); ++slot) {
+      if (next[slot] < 0) next[slot] = rest[i++];
+    }
+  }
+}
+
+void PlacementSearch::plan(std::span<const double> load, std::span<const int32_t> current, std::span<int32_t> next) {
+  std::vector<double> weights(load.begin(), load.end());
+  if (*std::max_element(load.begin(), load.end()) <= 0) std::fill(weights.begin(), weights.end(), 1.0);
+  const std::vector<float> published_weights(weights.begin(), weights.end());
+  const std::vector<int32_t> published = published_layer(shape_, 1, 1, published_weights).phy2log;
+  const std::vector<double> published_loads = rank_loads(shape_, published, weights);
+  const double target = *std::max_element(published_loads.begin(), published_loads.end()) * (1 + 1e-12);
+  bool is_done = false;
+  if (!current.empty()) {
+    state_.reset(weights, current);
+    place_missing();
+    state_.settle();
+    is_done = reduce(target);
+  } else {
+    state_.reset(weights);
+  }
+  std::vector<int32_t> to(shape_.num_ranks);
+  std::iota(to.begin(), to.end(), 0);
+  if (!is_done) {
+    plan_afresh(published, target);
+    if (!current.empty()) to = match_ranks(current);
+  }
+  write(to, current, next);
+}
+
+}  // namespace moesaic

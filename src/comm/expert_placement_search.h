@@ -1,0 +1,61 @@
+// PlacementSearch: plans the layers of one shape, one after the other; internal to expert_placement. One thread an
+// object; keeps its working memory between layers.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "comm/expert_placement.h"
+#include "comm/expert_placement_state.h"
+
+namespace moesaic {
+
+inline constexpr int kMaxSlots = 65536;
+inline constexpr double kMaxLoad = 1e30;  // sums stay finite in float32
+
+// Sort by weight, the heaviest first, the lower index first of equals.
+struct HeavyFirst {
+  float weight;
+  int32_t index;
+  bool operator<(const HeavyFirst& other) const {
+    return weight != other.weight ? weight > other.weight : index < other.index;
+  }
+};
+
+// INVALID_ARGUMENT unless load has num_experts values from 0 to kMaxLoad; the message names the layer.
+absl::Status validate_load(const PlacementShape& shape, std::span<const double> load, int64_t layer);
+
+// published_placement() of arguments that are known to be legal. num_groups 1 and num_nodes 1: the global policy.
+PublishedPlacement published_layer(const PlacementShape& shape, int num_groups, int num_nodes,
+                                   std::span<const float> weight);
+
+class PlacementSearch {
+ public:
+  explicit PlacementSearch(const PlacementShape& shape) : shape_(shape), state_(shape), best_(shape) {}
+
+  // One layer of plan_placement(). load: [num_experts]; current: [num_slots] or empty; next: [num_slots], filled.
+  void plan(std::span<const double> load, std::span<const int32_t> current, std::span<int32_t> next);
+
+ private:
+  // Changes state_ until no rank has more than `target`, the fewest experts at a time. False: stuck above it.
+  bool reduce(double target);
+  bool improve_hottest(double target);
+  // Places what current lacks.
+  void place_missing();
+  // Fills state_ from nothing: replicas by heat, then the heaviest to the lightest rank that lacks its expert.
+  void build();
+  bool place_by_exchange(int expert);
+  // The best placement that does not start from the current one, into state_.
+  void plan_afresh(const std::vector<int32_t>& published, double target);
+  // The ranks that state_'s sets go to, so that most of them is there already: [num_ranks].
+  std::vector<int32_t> match_ranks(std::span<const int32_t> current) const;
+  // Set s of state_ becomes rank to[s]; experts that stay on their rank keep their slots.
+  void write(std::span<const int32_t> to, std::span<const int32_t> current, std::span<int32_t> next) const;
+
+  const PlacementShape shape_;
+  PlacementState state_;
+  PlacementState best_;
+};
+
+}  // namespace moesaic
