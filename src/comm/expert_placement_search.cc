@@ -42,6 +42,31 @@ bool PlacementSearch::reduce(double target) {
   return state_.max_load() <= target;
 }
 
+// Each expert above the limit gets the slot of a replica whose expert can spare it best.
+bool PlacementSearch::cool_replicas(double limit) {
+  const auto left = [&](int e) { return state_.load(e) / (state_.count(e) - 1); };
+  for (int step = 0; step < shape_.num_slots; ++step) {
+    int hot = 0;
+    for (int e = 1; e < shape_.num_experts; ++e) {
+      if (state_.share(e) > state_.share(hot)) hot = e;
+    }
+    if (state_.share(hot) <= limit) return true;
+    PlacementChange change{.hot = state_.ranks_of(hot)[0], .expert = hot, .is_copy = true};
+    for (int e = 0; e < shape_.num_experts; ++e) {
+      if (state_.count(e) < 2 || left(e) > limit || (change.taken >= 0 && left(e) >= left(change.taken))) continue;
+      for (const int32_t rank : state_.ranks_of(e)) {
+        if (state_.has(rank, hot)) continue;
+        if (change.taken == e && state_.rank_load(rank) >= state_.rank_load(change.cold)) continue;
+        change.cold = rank;
+        change.taken = e;
+      }
+    }
+    if (change.cold < 0) return false;
+    state_.apply(change);
+  }
+  return false;
+}
+
 void PlacementSearch::place_missing() {
   for (int expert = 0; expert < shape_.num_experts; ++expert) {
     if (state_.count(expert) > 0) continue;
@@ -215,10 +240,21 @@ void PlacementSearch::plan(std::span<const double> load, std::span<const int32_t
   const double target = *std::max_element(published_loads.begin(), published_loads.end()) * (1 + 1e-12);
   bool is_done = false;
   if (!current.empty()) {
-    state_.reset(weights, current);
-    place_missing();
-    state_.settle();
+    const auto restart = [&] {
+      state_.reset(weights, current);
+      place_missing();
+      state_.settle();
+    };
+    restart();
     is_done = reduce(target);
+    if (!is_done) {
+      restart();
+      double limit = 0;
+      std::vector<int32_t> count(shape_.num_experts, 0);
+      for (const int32_t e : published) ++count[e];
+      for (int e = 0; e < shape_.num_experts; ++e) limit = std::max(limit, weights[e] / count[e]);
+      is_done = cool_replicas(limit) && reduce(target);
+    }
   } else {
     state_.reset(weights);
   }

@@ -41,6 +41,8 @@ class PlacementSearch {
   // Changes state_ until no rank has more than `target`, the fewest experts at a time. False: stuck above it.
   bool reduce(double target);
   bool improve_hottest(double target);
+  // Gives copies to experts until no replica has a share above `limit`. False: not possible.
+  bool cool_replicas(double limit);
   // Places what current lacks.
   void place_missing();
   // Fills state_ from nothing: replicas by heat, then the heaviest to the lightest rank that lacks its expert.
