@@ -18,14 +18,16 @@ constexpr double kLeastGain = 1e-18;
 bool PlacementSearch::improve_hottest(double target) {
   const int hot = state_.hottest();
   PlacementChange best{.gain = kLeastGain * target * target};
+  bool is_full = false;
   for (const int32_t cold : state_.order()) {
     if (cold == hot) continue;
     state_.try_exchange(hot, cold, target, best);
     if (best.hot < 0) continue;
     const double moved = state_.share(best.expert) - (best.taken < 0 ? 0.0 : state_.share(best.taken));
-    if (state_.rank_load(hot) - moved <= target && state_.rank_load(best.cold) + moved <= target) break;
+    is_full = state_.rank_load(hot) - moved <= target && state_.rank_load(best.cold) + moved <= target;
+    if (is_full) break;
   }
-  if (shape_.num_slots > shape_.num_experts) {
+  if (!is_full && shape_.num_slots > shape_.num_experts) {
     const std::span<const int32_t> held = state_.held(hot);
     for (size_t i = 0; i < held.size() && i < kCopiesTried; ++i) state_.try_copies(hot, held[i], target, best);
   }
