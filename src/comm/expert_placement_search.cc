@@ -10,6 +10,8 @@ namespace {
 
 // How many of the hottest rank's experts are tried as copies: where a copy helps at all, it is one of the heaviest.
 constexpr int kCopiesTried = 3;
+// From nothing, levelling goes on beyond the published balance up to this part of the mean.
+constexpr double kGoodEnough = 1.005;
 // A gain below this part of the squared target is rounding.
 constexpr double kLeastGain = 1e-18;
 
@@ -173,16 +175,17 @@ void PlacementSearch::plan_afresh(const std::vector<int32_t>& published, double 
     return all;
   }();
   const double mean = std::accumulate(load.begin(), load.end(), 0.0) / shape_.num_ranks;
+  const double goal = std::min(target, mean * kGoodEnough);
   state_.reset(load);
   build();
   place_missing();
   state_.settle();
-  reduce(mean);
+  reduce(goal);
   if (state_.max_load() <= target) return;
   std::swap(state_, best_);
   state_.reset(load, published);
   state_.settle();
-  reduce(mean);
+  reduce(goal);
   if (best_.max_load() <= state_.max_load()) std::swap(state_, best_);
 }
 
