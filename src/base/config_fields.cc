@@ -189,8 +189,12 @@ absl::Status ConfigFields::set_once(ConfigField& field, std::string_view text, s
   return field.set(text, source);
 }
 
-absl::Status ConfigFields::read_file(const std::string& path) {
-  MOESAIC_ASSIGN_OR_RETURN(const std::vector<ConfigEntry> entries, read_config_file(path));
+absl::Status ConfigFields::parse_text(std::string_view text, const std::string& source) {
+  MOESAIC_ASSIGN_OR_RETURN(const std::vector<ConfigEntry> entries, parse_config_text(text, source));
+  return read_entries(entries, source);
+}
+
+absl::Status ConfigFields::read_entries(const std::vector<ConfigEntry>& entries, const std::string& path) {
   using Kind = ConfigEntry::Kind;
   for (const ConfigEntry& entry : entries) {
     const std::string where = str_cat(path, ":", entry.line, ": ");
@@ -255,7 +259,8 @@ absl::Status ConfigFields::parse(const std::vector<std::string>& args) {
   }
   if (help_wanted_) return absl::OkStatus();
   if (!config_path.empty()) {
-    MOESAIC_RETURN_IF_ERROR(read_file(config_path));
+    MOESAIC_ASSIGN_OR_RETURN(const std::vector<ConfigEntry> entries, read_config_file(config_path));
+    MOESAIC_RETURN_IF_ERROR(read_entries(entries, config_path));
     for (ConfigField& field : fields_) field.in_file_ = std::exchange(field.given_, false);
   }
   for (size_t i = 0; i < args.size(); ++i) MOESAIC_RETURN_IF_ERROR(parse_argument(args, &i));

@@ -74,6 +74,15 @@ class ConfigField {
   bool in_file_ = false;  // in the config file
 };
 
+// One setting of a config file as text.
+struct ConfigEntry {
+  enum class Kind { kString, kInteger, kFloat, kBoolean };
+  std::string name;
+  Kind kind;
+  std::string text;
+  int64_t line = 0;
+};
+
 class ConfigFields {
  public:
   // program: "moesaic serve"; about: one or two sentences.
@@ -86,6 +95,8 @@ class ConfigFields {
   // help_wanted(). Errors are INVALID_ARGUMENT: unknown name with a suggestion, missing, malformed or out-of-range
   // value, given twice, missing required value, a file that cannot be read.
   absl::Status parse(const std::vector<std::string>& args);
+  // Reads settings from the text of a config file; `source` stands before the line in errors. No flags, no "required".
+  absl::Status parse_text(std::string_view text, const std::string& source);
   bool help_wanted() const { return help_wanted_; }
   // Given in the file or on the command line.
   bool is_given(std::string_view name) const;
@@ -97,7 +108,7 @@ class ConfigFields {
  private:
   ConfigField* find(std::string_view name);
   absl::Status unknown(std::string_view source, std::string_view shown) const;
-  absl::Status read_file(const std::string& path);
+  absl::Status read_entries(const std::vector<ConfigEntry>& entries, const std::string& source);
   absl::Status parse_argument(const std::vector<std::string>& args, size_t* index);
   absl::Status parse_flag(const std::vector<std::string>& args, size_t* index);
   absl::Status set_once(ConfigField& field, std::string_view text, std::string_view source);
@@ -112,16 +123,9 @@ class ConfigFields {
 // "port" -> "--port", "tp" -> "-tp".
 std::string dashed_name(std::string_view name);
 
-// One setting of a config file as text.
-struct ConfigEntry {
-  enum class Kind { kString, kInteger, kFloat, kBoolean };
-  std::string name;
-  Kind kind;
-  std::string text;
-  int64_t line = 0;
-};
-
 // The settings of a TOML file, in its order. Tables, arrays and dates are refused: settings are flat.
 absl::StatusOr<std::vector<ConfigEntry>> read_config_file(const std::string& path);
+// The same from a text; `source` names it in errors.
+absl::StatusOr<std::vector<ConfigEntry>> parse_config_text(std::string_view text, const std::string& source);
 
 }  // namespace moesaic

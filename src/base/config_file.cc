@@ -47,6 +47,10 @@ absl::StatusOr<std::vector<ConfigEntry>> read_config_file(const std::string& pat
         str_cat("--config: ", path, " is no readable file of at most ", kMaxFileBytes, " bytes"));
   }
   text.resize(static_cast<size_t>(file.gcount()));
+  return parse_config_text(text, path);
+}
+
+absl::StatusOr<std::vector<ConfigEntry>> parse_config_text(std::string_view text, const std::string& path) {
   const toml::parse_result parsed = toml::parse(text, path);
   if (!parsed) {
     return absl::InvalidArgumentError(

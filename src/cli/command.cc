@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "cli/plan_command.h"
 
 namespace moesaic {
 namespace {
@@ -46,8 +47,11 @@ int run_command(const Command& command, const std::vector<std::string>& args) {
 }  // namespace
 
 std::vector<Command> all_commands() {
-  return {serve_command(),     generate_command(),       eval_command(),        tokenize_command(),   inspect_command(),
-          bench_ops_command(), bench_generate_command(), bench_sched_command(), bench_serve_command()};
+  std::vector<Command> commands = {serve_command(),          generate_command(),    eval_command(),
+                                   tokenize_command(),       inspect_command(),     bench_ops_command(),
+                                   bench_generate_command(), bench_sched_command(), bench_serve_command()};
+  for (const Command& command : plan_commands()) commands.push_back(command);
+  return commands;
 }
 
 std::string settings_page() {
@@ -79,7 +83,7 @@ int run_cli(const std::vector<std::string>& args) {
     if (first == command.name) return run_command(command, {args.begin() + 1, args.end()});
     if (two_words == command.name) return run_command(command, {args.begin() + 2, args.end()});
   }
-  return fail_unknown(two_words.rfind("bench", 0) == 0 ? two_words : first);
+  return fail_unknown(first == "bench" || first == "plan" ? two_words : first);
 }
 
 }  // namespace moesaic

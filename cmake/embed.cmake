@@ -1,0 +1,18 @@
+# cmake -DOUTPUT=x.cc -DROOT=dir -DFILES=a,b -P embed.cmake: a source with the text of each file, named by its path in ROOT.
+# Compilers bound the length of one literal, so a text is cut into pieces of whole characters.
+set(source "#include \"cost/embedded_files.h\"\n\nnamespace moesaic {\nnamespace {\n\nconstexpr EmbeddedFile kFiles[] = {\n")
+string(REPLACE "," ";" files "${FILES}")
+foreach(file IN LISTS files)
+  file(READ "${ROOT}/${file}" text)
+  string(LENGTH "${text}" length)
+  set(literal "")
+  set(begin 0)
+  while(begin LESS length)
+    string(SUBSTRING "${text}" ${begin} 12000 piece)
+    string(APPEND literal "R\"embed(${piece})embed\"")
+    math(EXPR begin "${begin} + 12000")
+  endwhile()
+  string(APPEND source "    {\"${file}\", ${literal}},\n")
+endforeach()
+string(APPEND source "};\n\n}  // namespace\n\nstd::span<const EmbeddedFile> embedded_files() {\n  return kFiles;\n}\n\n}  // namespace moesaic\n")
+file(WRITE "${OUTPUT}" "${source}")

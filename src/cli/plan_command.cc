@@ -1,0 +1,12 @@
+#include "cli/plan_command.h"
+
+namespace moesaic {
+
+// One line each, so that additions do not collide.
+std::vector<Command> plan_commands() {
+  return {
+      plan_predict_command(),  //
+  };
+}
+
+}  // namespace moesaic

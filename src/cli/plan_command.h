@@ -1,0 +1,16 @@
+// The subcommands of `moesaic plan`: one file each (plan_*.cc). A new one is declared here and listed in
+// plan_command.cc; help, settings page and "did you mean" follow.
+#pragma once
+
+#include <vector>
+
+#include "cli/command.h"
+
+namespace moesaic {
+
+Command plan_predict_command();
+
+// All of them, in the order of the help.
+std::vector<Command> plan_commands();
+
+}  // namespace moesaic

@@ -1,0 +1,142 @@
+#include "cost/layer_cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cost/all_to_all_cost.h"
+#include "cost/model_size.h"
+
+namespace moesaic {
+namespace {
+
+constexpr double kBf16Bytes = 2;
+
+struct AttentionCost {
+  double qkv = 0, core = 0, output = 0;
+};
+
+AttentionCost attention_cost(const Deployment& d, const GroupWork& group, double share, const KernelCost& kernels) {
+  const ModelConfig& c = d.model;
+  const Precision weights = c.fp8_weights ? Precision::kFp8 : Precision::kBf16;
+  const double decode = static_cast<double>(group.num_decode_tokens) * share;
+  const double prefill = static_cast<double>(group.num_prefill_tokens) * share;
+  const double tokens = decode + prefill;
+  if (tokens <= 0) return {};
+  const int64_t heads = c.num_attention_heads / d.layout.tp_size;
+  const double hidden = static_cast<double>(c.hidden_size);
+  const int64_t q_out = heads * c.qk_head_dim(), kv_out = heads * (c.qk_nope_head_dim + c.v_head_dim);
+  AttentionCost cost;
+  cost.qkv = kernels.elementwise(tokens * hidden * 4 * kBf16Bytes, 4) +
+             kernels.gemm({tokens, c.q_lora_rank + c.latent_dim(), c.hidden_size, 1, weights}) +
+             kernels.gemm({tokens, q_out, c.q_lora_rank > 0 ? c.q_lora_rank : c.hidden_size, 1, weights});
+  if (decode > 0) {
+    const double absorb_heads = static_cast<double>(heads);
+    cost.qkv += kernels.gemm({decode, c.kv_lora_rank, c.qk_nope_head_dim, absorb_heads, Precision::kBf16});
+    cost.output += kernels.gemm({decode, c.v_head_dim, c.kv_lora_rank, absorb_heads, Precision::kBf16});
+    cost.core +=
+        kernels.mla_decode({heads, group.decode_pairs * share, static_cast<double>(group.decode_kv_tokens) * share,
+                            c.kv_lora_rank, c.qk_rope_head_dim, static_cast<double>(latent_row_bytes(c, d.fp8_kv))});
+  }
+  if (prefill > 0) {
+    const double rows = static_cast<double>(group.prefill_kv_tokens) * share;
+    cost.qkv += kernels.gemm({rows, kv_out, c.kv_lora_rank, 1, weights});
+    cost.core += kernels.mha_prefill({heads, group.prefill_pairs * share, c.qk_head_dim(), c.v_head_dim});
+  }
+  cost.output += kernels.gemm({tokens, c.hidden_size, heads * c.v_head_dim, 1, weights});
+  return cost;
+}
+
+double ffn_cost(double tokens, int64_t hidden, int64_t inner, Precision weights, const KernelCost& kernels) {
+  if (tokens <= 0) return 0;
+  return kernels.gemm({tokens, 2 * inner, hidden, 1, weights}) + kernels.gemm({tokens, hidden, inner, 1, weights}) +
+         kernels.elementwise(tokens * static_cast<double>(3 * inner + hidden) * kBf16Bytes, 3);
+}
+
+double experts_cost(const Deployment& d, double world_tokens, const KernelCost& kernels) {
+  const ModelConfig& c = d.model;
+  const Precision weights = c.fp8_weights ? Precision::kFp8 : Precision::kBf16;
+  const double ranks = d.layout.ep_size();
+  const double topk = static_cast<double>(c.num_experts_per_tok), num_experts = static_cast<double>(c.n_routed_experts);
+  const double slots = static_cast<double>(c.n_routed_experts + d.num_redundant_experts) / ranks;
+  const double rows = world_tokens * topk / ranks / d.balancedness;
+  if (rows <= 0) return 0;
+  const double hit = slots * (1 - std::pow(1 - topk / num_experts, world_tokens));
+  const double groups = std::max(1.0, hit);
+  const double inner = static_cast<double>(c.moe_intermediate_size), hidden = static_cast<double>(c.hidden_size);
+  return kernels.gemm({rows / groups, 2 * c.moe_intermediate_size, c.hidden_size, groups, weights}) +
+         kernels.gemm({rows / groups, c.hidden_size, c.moe_intermediate_size, groups, weights}) +
+         kernels.elementwise(rows * (3 * inner * kBf16Bytes + hidden), 2);
+}
+
+}  // namespace
+
+RankWork slowest_rank(std::span<const GroupWork> groups) {
+  RankWork work;
+  double tokens = 0;
+  GroupWork& most = work.group;
+  for (const GroupWork& group : groups) {
+    most.num_decode_seqs = std::max(most.num_decode_seqs, group.num_decode_seqs);
+    most.num_decode_tokens = std::max(most.num_decode_tokens, group.num_decode_tokens);
+    most.decode_kv_tokens = std::max(most.decode_kv_tokens, group.decode_kv_tokens);
+    most.decode_pairs = std::max(most.decode_pairs, group.decode_pairs);
+    most.num_prefill_seqs = std::max(most.num_prefill_seqs, group.num_prefill_seqs);
+    most.num_prefill_tokens = std::max(most.num_prefill_tokens, group.num_prefill_tokens);
+    most.prefill_kv_tokens = std::max(most.prefill_kv_tokens, group.prefill_kv_tokens);
+    most.prefill_pairs = std::max(most.prefill_pairs, group.prefill_pairs);
+    tokens += static_cast<double>(group.num_tokens());
+  }
+  if (!groups.empty()) work.mean_tokens = tokens / static_cast<double>(groups.size());
+  return work;
+}
+
+LayerCost moe_layer_parts(const Deployment& d, const RankWork& work, double share, double sm_share) {
+  const ModelConfig& c = d.model;
+  const KernelCost kernels(d.hardware, sm_share);
+  const AttentionCost attention = attention_cost(d, work.group, share, kernels);
+  const double tp = d.layout.tp_size;
+  const double tokens = static_cast<double>(work.group.num_tokens()) * share / tp;
+  const double mean_tokens = work.mean_tokens * share;
+  const Precision weights = c.fp8_weights ? Precision::kFp8 : Precision::kBf16;
+  LayerCost cost{.qkv = attention.qkv, .attention = attention.core, .output = attention.output};
+  cost.output += kernels.gemm({tokens, c.n_routed_experts, c.hidden_size, 1, Precision::kBf16});
+  cost.shared = ffn_cost(tokens, c.hidden_size, c.moe_intermediate_size * c.n_shared_experts, weights, kernels);
+  cost.experts = experts_cost(d, mean_tokens * d.layout.dp_size, kernels);
+  const AllToAllTime comm = all_to_all_time(d.hardware, d.comm,
+                                            {.tokens = tokens,
+                                             .received = 1 / d.balancedness,
+                                             .ranks = d.layout.ep_size(),
+                                             .topk = c.num_experts_per_tok,
+                                             .hidden = c.hidden_size,
+                                             .fp8_dispatch = c.fp8_weights,
+                                             .low_latency = work.group.num_prefill_tokens == 0});
+  cost.dispatch = comm.dispatch;
+  cost.combine = comm.combine;
+  return cost;
+}
+
+double dense_layer_seconds(const Deployment& d, const RankWork& work) {
+  const KernelCost kernels(d.hardware);
+  const AttentionCost attention = attention_cost(d, work.group, 1.0, kernels);
+  const Precision weights = d.model.fp8_weights ? Precision::kFp8 : Precision::kBf16;
+  const double tokens = static_cast<double>(work.group.num_tokens()) / d.layout.tp_size;
+  return attention.qkv + attention.core + attention.output +
+         ffn_cost(tokens, d.model.hidden_size, d.model.intermediate_size, weights, kernels);
+}
+
+double head_seconds(const Deployment& d, const RankWork& work) {
+  const double rows = static_cast<double>(work.group.num_decode_tokens + work.group.num_prefill_seqs);
+  return KernelCost(d.hardware).gemm({rows, d.model.vocab_size, d.model.hidden_size, 1, Precision::kBf16});
+}
+
+double draft_seconds(const Deployment& d, const RankWork& work) {
+  if (d.num_draft == 0) return 0;
+  RankWork one = work;
+  const double per_seq = static_cast<double>(std::max<int64_t>(1, work.group.num_decode_seqs)) /
+                         static_cast<double>(std::max<int64_t>(1, work.group.num_decode_tokens));
+  const LayerCost layer = moe_layer_parts(d, one, per_seq, 1.0);
+  const double seconds = layer.qkv + layer.attention + layer.output + layer.shared + layer.experts + layer.dispatch +
+                         layer.combine + head_seconds(d, one) * per_seq;
+  return seconds * static_cast<double>(d.num_draft);
+}
+
+}  // namespace moesaic
