@@ -1,22 +1,15 @@
 // The published algorithm: pack groups to nodes, replicate the hottest experts in each node, pack replicas to ranks.
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "base/check.h"
+#include "comm/expert_placement_keys.h"
 #include "comm/expert_placement_search.h"
 #include "comm/parallel_layout.h"
 
 namespace moesaic {
 namespace {
-
-// The top of a heap is the lightest, the lower index first of equals.
-struct LightFirst {
-  float weight;
-  int32_t index;
-  bool operator<(const LightFirst& other) const {
-    return weight != other.weight ? weight > other.weight : index > other.index;
-  }
-};
 
 struct Packed {
   std::vector<int32_t> pack;      // of each item
@@ -31,25 +24,23 @@ Packed balanced_packing(std::span<const float> weight, std::span<const int32_t> 
     std::iota(packed.pack.begin(), packed.pack.end(), 0);
     return packed;
   }
-  std::vector<HeavyFirst> order(num_items);
-  for (int i = 0; i < num_items; ++i) order[i] = {weight[i], i};
+  std::vector<uint64_t> order(num_items);
+  for (int i = 0; i < num_items; ++i) order[i] = heavy_key(weight[i], i);
   std::sort(order.begin(), order.end());
-  std::vector<LightFirst> heap;  // packs that are not full
-  std::vector<int32_t> num_held(num_packs, 0);
+  std::vector<uint64_t> open;  // packs that are not full; ascending, so a heap already
   for (int p = 0; p < num_packs; ++p) {
-    if (capacity[p] > 0) heap.push_back({0.0f, p});
+    if (capacity[p] > 0) open.push_back(light_key(0.0f, p));
   }
-  for (const HeavyFirst& item : order) {
-    std::pop_heap(heap.begin(), heap.end());
-    LightFirst& lightest = heap.back();
-    packed.pack[item.index] = lightest.index;
-    packed.position[item.index] = num_held[lightest.index]++;
-    if (num_held[lightest.index] == capacity[lightest.index]) {
-      heap.pop_back();
-      continue;
+  std::vector<int32_t> num_held(num_packs, 0);
+  for (const uint64_t item : order) {
+    const int32_t i = key_index(item), pack = key_index(open[0]);
+    packed.pack[i] = pack;
+    packed.position[i] = num_held[pack]++;
+    if (num_held[pack] == capacity[pack]) {
+      pop_least(open);
+    } else {
+      replace_least(open, light_key(light_weight(open[0]) + weight[i], pack));
     }
-    lightest.weight += item.weight;
-    std::push_heap(heap.begin(), heap.end());
   }
   return packed;
 }
@@ -66,17 +57,14 @@ Replicas replicate_experts(std::span<const float> weight, int num_replicas) {
   Replicas out{std::vector<int32_t>(num_replicas), std::vector<int32_t>(num_replicas, 0),
                std::vector<int32_t>(num_experts, 1)};
   std::iota(out.expert.begin(), out.expert.begin() + num_experts, 0);
-  const auto cooler = [](const HeavyFirst& a, const HeavyFirst& b) { return b < a; };
-  std::vector<HeavyFirst> heap(num_experts);
-  for (int e = 0; e < num_experts; ++e) heap[e] = {weight[e], e};
-  std::make_heap(heap.begin(), heap.end(), cooler);
+  std::vector<uint64_t> heap(num_experts);
+  for (int e = 0; e < num_experts; ++e) heap[e] = heavy_key(weight[e], e);
+  std::make_heap(heap.begin(), heap.end(), std::greater<uint64_t>());
   for (int i = num_experts; i < num_replicas; ++i) {
-    std::pop_heap(heap.begin(), heap.end(), cooler);
-    HeavyFirst& hottest = heap.back();
-    out.expert[i] = hottest.index;
-    out.replica[i] = out.count[hottest.index]++;
-    hottest.weight = weight[hottest.index] / static_cast<float>(out.count[hottest.index]);
-    std::push_heap(heap.begin(), heap.end(), cooler);
+    const int32_t hottest = key_index(heap[0]);
+    out.expert[i] = hottest;
+    out.replica[i] = out.count[hottest]++;
+    replace_least(heap, heavy_key(weight[hottest] / static_cast<float>(out.count[hottest]), hottest));
   }
   return out;
 }

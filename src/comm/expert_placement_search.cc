@@ -1,9 +1,11 @@
 #include "comm/expert_placement_search.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "base/check.h"
+#include "comm/expert_placement_keys.h"
 
 namespace moesaic {
 namespace {
@@ -12,6 +14,8 @@ namespace {
 constexpr int kCopiesTried = 3;
 // From nothing, levelling goes on beyond the published balance up to this part of the mean.
 constexpr double kGoodEnough = 1.005;
+// Load that an expert has at least when replicas are given out, as part of the layer's.
+constexpr double kLeastShare = 1e-9;
 // A gain below this part of the squared target is rounding.
 constexpr double kLeastGain = 1e-18;
 
@@ -107,64 +111,57 @@ bool PlacementSearch::place_by_exchange(int expert) {
   return false;
 }
 
-void PlacementSearch::build() {
-  const int num_experts = shape_.num_experts;
+// As the published algorithm, but at most one replica a rank, and experts without load share what is left.
+std::vector<int32_t> PlacementSearch::count_replicas() const {
   const int num_owners = (shape_.num_slots + shape_.slots_per_rank() - 1) / shape_.slots_per_rank();
-  std::vector<int32_t> count(num_experts, 1);
-  struct Hot {
-    double share;
-    int32_t count, expert;
-    bool operator<(const Hot& other) const {
-      if (share != other.share) return share < other.share;
-      return count != other.count ? count > other.count : expert > other.expert;
-    }
+  double total = 0;
+  for (int e = 0; e < shape_.num_experts; ++e) total += state_.load(e);
+  const auto share = [&](int e, int count) {
+    return static_cast<float>((state_.load(e) + total * kLeastShare) / count);
   };
-  std::vector<Hot> heap(num_experts);
-  for (int e = 0; e < num_experts; ++e) heap[e] = {state_.load(e), 1, e};
-  std::make_heap(heap.begin(), heap.end());
-  for (int spare = shape_.num_slots - num_experts; spare > 0 && !heap.empty();) {
-    std::pop_heap(heap.begin(), heap.end());
-    Hot& hot = heap.back();
-    if (hot.count == num_owners) {
-      heap.pop_back();
+  std::vector<int32_t> count(shape_.num_experts, 1);
+  std::vector<uint64_t> heap(shape_.num_experts);
+  for (int e = 0; e < shape_.num_experts; ++e) heap[e] = heavy_key(share(e, 1), e);
+  std::make_heap(heap.begin(), heap.end(), std::greater<uint64_t>());
+  for (int spare = shape_.num_slots - shape_.num_experts; spare > 0 && !heap.empty();) {
+    const int32_t hottest = key_index(heap[0]);
+    if (count[hottest] == num_owners) {
+      pop_least(heap);
       continue;
     }
-    count[hot.expert] = ++hot.count;
-    hot.share = state_.load(hot.expert) / hot.count;
-    std::push_heap(heap.begin(), heap.end());
+    ++count[hottest];
     --spare;
+    replace_least(heap, heavy_key(share(hottest, count[hottest]), hottest));
   }
-  std::vector<Hot> items(num_experts);
-  for (int e = 0; e < num_experts; ++e) items[e] = {state_.load(e) / count[e], 0, e};
-  std::sort(items.begin(), items.end(), [](const Hot& a, const Hot& b) { return b < a; });
+  return count;
+}
 
-  struct Open {
-    double load;
-    int32_t rank;
-    bool operator<(const Open& other) const { return load != other.load ? load > other.load : rank > other.rank; }
-  };
-  std::vector<Open> open;
-  for (int r = 0; r < num_owners; ++r) open.push_back({0.0, r});
-  std::vector<Open> passed;
-  for (const Hot& item : items) {
-    for (int i = 0; i < count[item.expert]; ++i) {
-      bool is_placed = false;
-      while (!open.empty() && !is_placed) {
-        std::pop_heap(open.begin(), open.end());
-        const Open lightest = open.back();
-        open.pop_back();
-        if (state_.is_full(lightest.rank)) continue;
-        is_placed = !state_.has(lightest.rank, item.expert);
-        if (is_placed) state_.place(lightest.rank, item.expert);
-        passed.push_back({lightest.load + (is_placed ? item.share : 0.0), lightest.rank});
-      }
-      for (const Open& rank : passed) {
-        open.push_back(rank);
-        std::push_heap(open.begin(), open.end());
-      }
-      passed.clear();
-      if (!is_placed && !place_by_exchange(item.expert)) break;
+void PlacementSearch::build() {
+  const std::vector<int32_t> count = count_replicas();
+  std::vector<uint64_t> order(shape_.num_experts), open, passed;
+  for (int e = 0; e < shape_.num_experts; ++e) {
+    order[e] = heavy_key(static_cast<float>(state_.load(e) / count[e]), e);
+  }
+  std::sort(order.begin(), order.end());
+  for (int r = 0; r < shape_.num_ranks; ++r) {
+    if (!state_.is_full(r)) open.push_back(light_key(0.0f, r));
+  }
+  for (const uint64_t key : order) {
+    const int32_t expert = key_index(key);
+    const float share = static_cast<float>(state_.load(expert) / count[expert]);
+    passed.clear();
+    int left = count[expert];
+    for (; left > 0 && !open.empty(); --left) {  // the lightest ranks, each once
+      const int32_t rank = key_index(open[0]);
+      state_.place(rank, expert);
+      if (!state_.is_full(rank)) passed.push_back(light_key(light_weight(open[0]) + share, rank));
+      pop_least(open);
     }
+    for (const uint64_t rank : passed) {
+      open.push_back(rank);
+      std::push_heap(open.begin(), open.end(), std::greater<uint64_t>());
+    }
+    while (left > 0 && place_by_exchange(expert)) --left;
   }
 }
 

@@ -14,15 +14,6 @@ namespace moesaic {
 inline constexpr int kMaxSlots = 65536;
 inline constexpr double kMaxLoad = 1e30;  // sums stay finite in float32
 
-// Sort by weight, the heaviest first, the lower index first of equals.
-struct HeavyFirst {
-  float weight;
-  int32_t index;
-  bool operator<(const HeavyFirst& other) const {
-    return weight != other.weight ? weight > other.weight : index < other.index;
-  }
-};
-
 // INVALID_ARGUMENT unless load has num_experts values from 0 to kMaxLoad; the message names the layer.
 absl::Status validate_load(const PlacementShape& shape, std::span<const double> load, int64_t layer);
 
@@ -45,7 +36,8 @@ class PlacementSearch {
   bool cool_replicas(double limit);
   // Places what current lacks.
   void place_missing();
-  // Fills state_ from nothing: replicas by heat, then the heaviest to the lightest rank that lacks its expert.
+  std::vector<int32_t> count_replicas() const;  // [num_experts]
+  // Fills state_ from nothing: replicas by heat, then the heaviest to the lightest ranks.
   void build();
   bool place_by_exchange(int expert);
   // The best placement that does not start from the current one, into state_.
