@@ -16,6 +16,8 @@ constexpr int kCopiesTried = 3;
 constexpr double kGoodEnough = 1.005;
 // Load that an expert has at least when replicas are given out, as part of the layer's.
 constexpr double kLeastShare = 1e-9;
+// Of two sums of the same loads in another order.
+constexpr double kRounding = 1e-12;
 // A gain below this part of the squared target is rounding.
 constexpr double kLeastGain = 1e-18;
 
@@ -42,8 +44,7 @@ bool PlacementSearch::improve_hottest(double target) {
   return true;
 }
 
-bool PlacementSearch::reduce(double target) {
-  const int max_steps = 4 * shape_.num_slots;
+bool PlacementSearch::reduce(double target, int max_steps) {
   for (int step = 0; step < max_steps && state_.max_load() > target; ++step) {
     if (!improve_hottest(target)) return false;
   }
@@ -165,24 +166,34 @@ void PlacementSearch::build() {
   }
 }
 
-void PlacementSearch::plan_afresh(const std::vector<int32_t>& published, double target) {
-  const std::vector<double> load = [&] {
-    std::vector<double> all(shape_.num_experts);
-    for (int e = 0; e < shape_.num_experts; ++e) all[e] = state_.load(e);
-    return all;
-  }();
-  const double mean = std::accumulate(load.begin(), load.end(), 0.0) / shape_.num_ranks;
-  const double goal = std::min(target, mean * kGoodEnough);
+bool PlacementSearch::plan_from(std::span<const double> load, std::span<const int32_t> current, const Goal& goal) {
+  const auto restart = [&] {
+    state_.reset(load, current);
+    place_missing();
+    state_.settle();
+  };
+  restart();
+  double hottest = 0;
+  for (int e = 0; e < shape_.num_experts; ++e) hottest = std::max(hottest, state_.share(e));
+  if (hottest <= goal.max_load) {
+    if (reduce(goal.max_load, 4 * shape_.num_slots)) return true;
+    restart();
+  }
+  return cool_replicas(goal.max_share) && reduce(goal.max_load, 4 * shape_.num_slots);
+}
+
+void PlacementSearch::plan_afresh(std::span<const double> load, std::span<const int32_t> published, const Goal& goal) {
   state_.reset(load);
   build();
   place_missing();
   state_.settle();
-  reduce(goal);
-  if (state_.max_load() <= target) return;
+  reduce(goal.max_load, 4 * shape_.num_slots);
+  reduce(goal.mean * kGoodEnough, shape_.num_ranks);
+  if (state_.max_load() <= goal.max_load) return;
   std::swap(state_, best_);
   state_.reset(load, published);
   state_.settle();
-  reduce(goal);
+  reduce(goal.max_load, 4 * shape_.num_slots);
   if (best_.max_load() <= state_.max_load()) std::swap(state_, best_);
 }
 
@@ -234,39 +245,32 @@ void PlacementSearch::write(std::span<const int32_t> to, std::span<const int32_t
 }
 
 void PlacementSearch::plan(std::span<const double> load, std::span<const int32_t> current, std::span<int32_t> next) {
-  std::vector<double> weights(load.begin(), load.end());
-  if (*std::max_element(load.begin(), load.end()) <= 0) std::fill(weights.begin(), weights.end(), 1.0);
-  const std::vector<float> published_weights(weights.begin(), weights.end());
-  const std::vector<int32_t> published = published_layer(shape_, 1, 1, published_weights).phy2log;
-  const std::vector<double> published_loads = rank_loads(shape_, published, weights);
-  const double target = *std::max_element(published_loads.begin(), published_loads.end()) * (1 + 1e-12);
-  bool is_done = false;
-  if (!current.empty()) {
-    const auto restart = [&] {
-      state_.reset(weights, current);
-      place_missing();
-      state_.settle();
-    };
-    restart();
-    is_done = reduce(target);
-    if (!is_done) {
-      restart();
-      double limit = 0;
-      std::vector<int32_t> count(shape_.num_experts, 0);
-      for (const int32_t e : published) ++count[e];
-      for (int e = 0; e < shape_.num_experts; ++e) limit = std::max(limit, weights[e] / count[e]);
-      is_done = cool_replicas(limit) && reduce(target);
-    }
-  } else {
-    state_.reset(weights);
-  }
+  std::vector<double> loads(load.begin(), load.end());
+  if (*std::max_element(load.begin(), load.end()) <= 0) std::fill(loads.begin(), loads.end(), 1.0);
+  const std::vector<float> weights(loads.begin(), loads.end());
+  const std::vector<int32_t> published = published_layer(shape_, 1, 1, weights).phy2log;
+  const Goal goal = published_goal(published, loads);
   std::vector<int32_t> to(shape_.num_ranks);
   std::iota(to.begin(), to.end(), 0);
-  if (!is_done) {
-    plan_afresh(published, target);
+  if (current.empty() || !plan_from(loads, current, goal)) {
+    plan_afresh(loads, published, goal);
     if (!current.empty()) to = match_ranks(current);
   }
   write(to, current, next);
+}
+
+PlacementSearch::Goal PlacementSearch::published_goal(std::span<const int32_t> published,
+                                                      std::span<const double> load) const {
+  std::vector<int32_t> count(shape_.num_experts, 0);
+  for (const int32_t expert : published) ++count[expert];
+  Goal goal;
+  for (int e = 0; e < shape_.num_experts; ++e) goal.max_share = std::max(goal.max_share, load[e] / count[e]);
+  for (const double rank_load : rank_loads(shape_, published, load)) {
+    goal.max_load = std::max(goal.max_load, rank_load);
+    goal.mean += rank_load / shape_.num_ranks;
+  }
+  goal.max_load *= 1 + kRounding;  // loads that are changed step by step differ in their last bits
+  return goal;
 }
 
 }  // namespace moesaic

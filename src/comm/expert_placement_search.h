@@ -29,8 +29,21 @@ class PlacementSearch {
   void plan(std::span<const double> load, std::span<const int32_t> current, std::span<int32_t> next);
 
  private:
-  // Changes state_ until no rank has more than `target`, the fewest experts at a time. False: stuck above it.
-  bool reduce(double target);
+  // What the published algorithm reaches.
+  struct Goal {
+    double max_load = 0;   // of a rank
+    double max_share = 0;  // of a replica
+    double mean = 0;       // load of a rank
+  };
+  Goal published_goal(std::span<const int32_t> published, std::span<const double> load) const;
+
+  // state_: current, changed by few experts until no rank has more than the goal. False: no way was found.
+  bool plan_from(std::span<const double> load, std::span<const int32_t> current, const Goal& goal);
+  // state_: the best of a placement from nothing and of the published one.
+  void plan_afresh(std::span<const double> load, std::span<const int32_t> published, const Goal& goal);
+
+  // Changes state_ until no rank has more than `target`, in at most max_steps changes. False: it is stuck above.
+  bool reduce(double target, int max_steps);
   bool improve_hottest(double target);
   // Gives copies to experts until no replica has a share above `limit`. False: not possible.
   bool cool_replicas(double limit);
@@ -40,8 +53,6 @@ class PlacementSearch {
   // Fills state_ from nothing: replicas by heat, then the heaviest to the lightest ranks.
   void build();
   bool place_by_exchange(int expert);
-  // The best placement that does not start from the current one, into state_.
-  void plan_afresh(const std::vector<int32_t>& published, double target);
   // The ranks that state_'s sets go to, so that most of them is there already: [num_ranks].
   std::vector<int32_t> match_ranks(std::span<const int32_t> current) const;
   // Set s of state_ becomes rank to[s]; experts that stay on their rank keep their slots.
