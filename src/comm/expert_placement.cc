@@ -67,8 +67,7 @@ absl::StatusOr<std::vector<int32_t>> plan_placement(const PlacementShape& shape,
   const int64_t num_layers = static_cast<int64_t>(loads.size()) / shape.num_experts;
   MOESAIC_RETURN_IF_ERROR(validate_current(shape, current, num_layers));
   for (int64_t layer = 0; layer < num_layers; ++layer) {
-    MOESAIC_RETURN_IF_ERROR(
-        validate_load(shape, loads.subspan(layer * shape.num_experts, shape.num_experts), layer));
+    MOESAIC_RETURN_IF_ERROR(validate_load(shape, loads.subspan(layer * shape.num_experts, shape.num_experts), layer));
   }
   std::vector<int32_t> next(num_layers * shape.num_slots);
   const auto plan_layers = [&](int64_t begin, int64_t end) {

@@ -53,12 +53,14 @@ absl::StatusOr<PublishedPlacement> published_placement(const PlacementShape& sha
 // loads: [num_layers, num_experts], at least 0 and finite; a layer without load is taken as evenly loaded.
 // current: [num_layers, num_slots], the placement to start from, or empty if experts are on no rank yet.
 // Returns [num_layers, num_slots]. For each layer:
-// - every expert has a slot, and no rank holds two replicas of an expert. A slot that only a second replica on its rank
-//   could fill stays empty.
+// - every expert has a slot.
 // - the most loaded rank has at most the load that the published algorithm (global policy) gives it.
-// - within that, few experts move: current is changed step by step, and an expert that stays on its rank keeps its slot.
-// Errors (INVALID_ARGUMENT, naming layer and expert or slot): a bad shape, sizes that do not fit it, a bad load, a
-// current placement with an id out of range. Cost: tens of microseconds a layer, shared out over the pool if there is
+// - no rank holds two replicas of an expert: a slot that only a second one could fill stays empty. The exception is a
+//   layer with many more slots than experts for which no such placement was found to be as balanced: it gets the
+//   published one.
+// - within that, few experts move: current is changed step by step, and an expert that stays on its rank keeps its
+// slot. Errors (INVALID_ARGUMENT, naming layer and expert or slot): a bad shape, sizes that do not fit it, a bad load,
+// a current placement with an id out of range. Cost: tens of microseconds a layer, shared out over the pool if there is
 // one; allocates some kilobytes a thread.
 absl::StatusOr<std::vector<int32_t>> plan_placement(const PlacementShape& shape, std::span<const double> loads,
                                                     std::span<const int32_t> current, ThreadPool* pool);

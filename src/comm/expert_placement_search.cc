@@ -254,6 +254,10 @@ void PlacementSearch::plan(std::span<const double> load, std::span<const int32_t
   std::iota(to.begin(), to.end(), 0);
   if (current.empty() || !plan_from(loads, current, goal)) {
     plan_afresh(loads, published, goal);
+    if (state_.max_load() > goal.max_load) {
+      std::copy(published.begin(), published.end(), next.begin());
+      return;
+    }
     if (!current.empty()) to = match_ranks(current);
   }
   write(to, current, next);

@@ -16,7 +16,8 @@ struct PlacementChange {
   int expert = -1;  // of rank `hot`
   int cold = -1;    // rank that gets it
   int taken = -1;   // expert that leaves `cold`; -1: an empty slot is used
-  bool is_copy = false;  // the expert stays on `hot` too, `taken` has another replica elsewhere; else they change places
+  bool is_copy =
+      false;  // the expert stays on `hot` too, `taken` has another replica elsewhere; else they change places
   double gain = 0;
   int num_moves() const { return is_copy || taken < 0 ? 1 : 2; }
 };
