@@ -4,32 +4,18 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/plan_command.h"
-#include "cli/plan_settings.h"
-#include "plan/predict.h"
+#include "plan/predict_settings.h"
 
 namespace moesaic {
 namespace {
 
 struct PredictConfig {
-  DeploymentSettings deployment;
-  std::string phase = "decode";
-  OperatingPoint point{.batch = 128, .kv_len = 2000, .acceptance = 0.6, .prompt_len = 4096, .chunk_tokens = 16384};
+  PredictSettings settings;
   bool json = false;
 };
 
 void declare(ConfigFields& fields, PredictConfig& config) {
-  OperatingPoint& p = config.point;
-  fields.add("phase", &config.phase).choices({"decode", "prefill"}).doc("Which instance");
-  add_deployment_fields(fields, config.deployment);
-  fields.add("batch", &p.batch).range(1, 1 << 20).doc("Decode: requests of each DP rank (of each GPU with TP1)");
-  fields.add("kv-len", &p.kv_len).range(1, 1 << 24).unit("tokens").doc("Decode: cached tokens of each request, mean");
-  fields.add("acceptance", &p.acceptance).range(0, 1).doc("Decode: chance that a draft after a right one is right");
-  fields.add("prompt-len", &p.prompt_len).range(1, 1 << 24).unit("tokens").doc("Prefill: tokens of a prompt");
-  fields.add("cached-len", &p.cached_len).range(0, 1 << 24).unit("tokens").doc("Prefill: of them in the cache");
-  fields.add("chunk-tokens", &p.chunk_tokens)
-      .range(1, 1 << 24)
-      .unit("tokens")
-      .doc("Prefill: new tokens of each DP rank in a step");
+  add_predict_fields(fields, config.settings);
   fields.add("json", &config.json).doc("Prints one JSON object");
 }
 
@@ -50,11 +36,7 @@ nlohmann::ordered_json json_of(const Prediction& p) {
 }
 
 absl::Status run(PredictConfig& config) {
-  config.point.phase = config.phase == "prefill" ? Phase::kPrefill : Phase::kDecode;
-  MOESAIC_ASSIGN_OR_RETURN(const Deployment deployment, make_deployment(config.deployment));
-  MOESAIC_ASSIGN_OR_RETURN(const CostModel cost, CostModel::make(deployment));
-  MOESAIC_ASSIGN_OR_RETURN(const Prediction prediction,
-                           predict(cost, config.point, gpus_per_node(config.deployment, deployment.hardware)));
+  MOESAIC_ASSIGN_OR_RETURN(const Prediction prediction, predict(config.settings));
   std::fputs((json_of(prediction).dump(2) + "\n").c_str(), stdout);
   return absl::OkStatus();
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cost/cost_model.h"
 
@@ -30,6 +31,9 @@ struct Prediction {
   RankMemory memory;
   double kv_bytes_needed = 0;
   bool fits = true;
+  // In the range in which the model was compared with published systems; if not, why.
+  bool in_range = true;
+  std::vector<std::string> out_of_range;
 };
 
 // Errors: numbers out of range, prompts longer than the model takes.

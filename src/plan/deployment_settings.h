@@ -1,4 +1,4 @@
-// Settings that the `moesaic plan` commands share: which model on which hardware in which layout.
+// Settings that the planning commands share: which model on which hardware in which layout.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-#include "cli/plan_settings.h"
+#include "plan/deployment_settings.h"
 
 #include "cost/model_catalog.h"
 
