@@ -41,6 +41,10 @@ absl::Status validate_shape(const PlacementShape& shape) {
     return absl::InvalidArgumentError(
         str_cat("expert placement: ", shape.num_ranks, " ranks; expected 1 to ", kMaxRanks));
   }
+  if (shape.num_groups < 1 || shape.num_nodes < 1) {
+    return absl::InvalidArgumentError(str_cat("expert placement: ", shape.num_groups, " groups, ", shape.num_nodes,
+                                              " nodes; expected at least 1 of each"));
+  }
   return absl::OkStatus();
 }
 

@@ -24,6 +24,9 @@ struct PlacementShape {
   int num_experts = 0;
   int num_slots = 0;  // physical experts of all ranks; at least num_experts
   int num_ranks = 1;
+  // For the published algorithm: its policy is hierarchical where nodes divide groups, global elsewhere.
+  int num_groups = 1;  // consecutive experts; DeepSeek's n_group
+  int num_nodes = 1;   // consecutive ranks
 
   // Rank r owns slots [r * slots_per_rank, (r + 1) * slots_per_rank) as far as they exist: ParallelLayout::slots.
   int slots_per_rank() const { return (num_slots + num_ranks - 1) / num_ranks; }
@@ -32,7 +35,7 @@ struct PlacementShape {
   bool operator==(const PlacementShape&) const = default;
 };
 
-// INVALID_ARGUMENT unless there are experts, at least as many slots, and 1 to kMaxRanks ranks.
+// INVALID_ARGUMENT unless there are experts, at least as many slots, 1 to kMaxRanks ranks, a group and a node.
 absl::Status validate_shape(const PlacementShape& shape);
 
 struct PublishedPlacement {
@@ -40,21 +43,22 @@ struct PublishedPlacement {
   std::vector<int32_t> replica;  // [num_slots], which copy of its expert a slot is: log2phy[phy2log[s]][replica[s]] = s
 };
 
-// One layer by the published algorithm, github.com/deepseek-ai/EPLB, rebalance_experts(): hierarchical where num_nodes
-// divides num_groups (groups of experts are packed to nodes, then replicas to the ranks of the node), else global.
-// Sorts are stable: the lower index first. Arithmetic is float32 as published; loads that are integers below 2^24 give
-// the same sums in any order. Extended in one place: with the global policy slots need not divide evenly, ranks then
-// take as many as they own. load: [num_experts]. Errors (INVALID_ARGUMENT): a bad shape or load, and for the
-// hierarchical policy experts that groups do not divide, ranks that nodes do not divide, slots that ranks do not.
-absl::StatusOr<PublishedPlacement> published_placement(const PlacementShape& shape, int num_groups, int num_nodes,
-                                                       std::span<const double> load);
+// One layer by the published algorithm, github.com/deepseek-ai/EPLB, rebalance_experts(). Hierarchical policy: groups
+// are packed to nodes, experts are replicated in each node, replicas are packed to its ranks. Global: the same with one
+// group and one node. Sorts are stable: the lower index first. Arithmetic is float32 as published; loads that are
+// integers below 2^24 give the same sums in any order. Extended in one place: with the global policy slots need not
+// divide evenly, ranks then take as many as they own. load: [num_experts]. Errors (INVALID_ARGUMENT): a bad shape or
+// load, and for the hierarchical policy experts that groups do not divide, ranks that nodes do not, slots that ranks do
+// not.
+absl::StatusOr<PublishedPlacement> published_placement(const PlacementShape& shape, std::span<const double> load);
 
 // All layers by Moesaic's planner.
 // loads: [num_layers, num_experts], at least 0 and finite; a layer without load is taken as evenly loaded.
 // current: [num_layers, num_slots], the placement to start from, or empty if experts are on no rank yet.
 // Returns [num_layers, num_slots]. For each layer:
 // - every expert has a slot.
-// - the most loaded rank has at most the load that the published algorithm (global policy) gives it.
+// - the most loaded rank has at most the load that the published algorithm gives it, by its global policy and, where
+//   that is possible, by the one that the shape's groups and nodes ask for.
 // - no rank holds two replicas of an expert: a slot that only a second one could fill stays empty. The exception is a
 //   layer with many more slots than experts for which no such placement was found to be as balanced: it gets the
 //   published one.

@@ -69,18 +69,6 @@ Replicas replicate_experts(std::span<const float> weight, int num_replicas) {
   return out;
 }
 
-absl::Status check_hierarchy(const PlacementShape& shape, int num_groups, int num_nodes) {
-  const auto divides = [](std::string_view what, int total, std::string_view by, int parts) -> absl::Status {
-    if (parts >= 1 && total % parts == 0) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        str_cat("published placement: ", total, " ", what, " cannot be split over ", parts, " ", by));
-  };
-  MOESAIC_RETURN_IF_ERROR(divides("experts", shape.num_experts, "groups", num_groups));
-  MOESAIC_RETURN_IF_ERROR(divides("groups", num_groups, "nodes", num_nodes));
-  MOESAIC_RETURN_IF_ERROR(divides("ranks", shape.num_ranks, "nodes", num_nodes));
-  return divides("slots", shape.num_slots, "ranks", shape.num_ranks);
-}
-
 // Experts in the order of their nodes: those of node 0, then of node 1, ... Groups stay together.
 std::vector<int32_t> experts_by_node(std::span<const float> weight, int num_groups, int num_nodes) {
   const int num_experts = static_cast<int>(weight.size());
@@ -103,12 +91,27 @@ std::vector<int32_t> experts_by_node(std::span<const float> weight, int num_grou
 
 }  // namespace
 
-PublishedPlacement published_layer(const PlacementShape& shape, int num_groups, int num_nodes,
-                                   std::span<const float> weight) {
-  const bool is_global = num_nodes == 1 && num_groups == 1;
+bool is_hierarchical(const PlacementShape& shape) {
+  return (shape.num_groups > 1 || shape.num_nodes > 1) && shape.num_groups % shape.num_nodes == 0;
+}
+
+absl::Status check_hierarchy(const PlacementShape& shape) {
+  const auto divides = [](std::string_view what, int total, std::string_view by, int parts) -> absl::Status {
+    if (parts >= 1 && total % parts == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        str_cat("published placement: ", total, " ", what, " cannot be split over ", parts, " ", by));
+  };
+  MOESAIC_RETURN_IF_ERROR(divides("experts", shape.num_experts, "groups", shape.num_groups));
+  MOESAIC_RETURN_IF_ERROR(divides("groups", shape.num_groups, "nodes", shape.num_nodes));
+  MOESAIC_RETURN_IF_ERROR(divides("ranks", shape.num_ranks, "nodes", shape.num_nodes));
+  return divides("slots", shape.num_slots, "ranks", shape.num_ranks);
+}
+
+PublishedPlacement published_layer(const PlacementShape& shape, std::span<const float> weight) {
+  const int num_nodes = is_hierarchical(shape) ? shape.num_nodes : 1;
   std::vector<int32_t> ordered(shape.num_experts);
   std::iota(ordered.begin(), ordered.end(), 0);
-  if (!is_global) ordered = experts_by_node(weight, num_groups, num_nodes);
+  if (is_hierarchical(shape)) ordered = experts_by_node(weight, shape.num_groups, num_nodes);
   const int experts_per_node = shape.num_experts / num_nodes, ranks_per_node = shape.num_ranks / num_nodes;
   const int slots_per_node = shape.num_slots / num_nodes;
   std::vector<int32_t> capacity(ranks_per_node);
@@ -133,18 +136,12 @@ PublishedPlacement published_layer(const PlacementShape& shape, int num_groups, 
   return out;
 }
 
-absl::StatusOr<PublishedPlacement> published_placement(const PlacementShape& shape, int num_groups, int num_nodes,
-                                                       std::span<const double> load) {
+absl::StatusOr<PublishedPlacement> published_placement(const PlacementShape& shape, std::span<const double> load) {
   MOESAIC_RETURN_IF_ERROR(validate_shape(shape));
   MOESAIC_RETURN_IF_ERROR(validate_load(shape, load, 0));
-  if (num_groups < 1 || num_nodes < 1) {
-    return absl::InvalidArgumentError(
-        str_cat("published placement: ", num_groups, " groups, ", num_nodes, " nodes; expected at least 1 of each"));
-  }
+  if (is_hierarchical(shape)) MOESAIC_RETURN_IF_ERROR(check_hierarchy(shape));
   const std::vector<float> weight(load.begin(), load.end());
-  if (num_groups % num_nodes != 0) return published_layer(shape, 1, 1, weight);
-  if (num_groups > 1 || num_nodes > 1) MOESAIC_RETURN_IF_ERROR(check_hierarchy(shape, num_groups, num_nodes));
-  return published_layer(shape, num_groups, num_nodes, weight);
+  return published_layer(shape, weight);
 }
 
 }  // namespace moesaic

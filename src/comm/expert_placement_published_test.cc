@@ -17,11 +17,13 @@ using ::testing::HasSubstr;
 // The example of the published algorithm's README, with the placement that it prints.
 const std::vector<double> kLayer0 = {90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86};
 const std::vector<double> kLayer1 = {20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27};
-constexpr PlacementShape kReadme = {.num_experts = 12, .num_slots = 16, .num_ranks = 8};
+PlacementShape readme(int num_nodes) {
+  return {.num_experts = 12, .num_slots = 16, .num_ranks = 8, .num_groups = 4, .num_nodes = num_nodes};
+}
 
 // Maximum over mean of the ranks.
 double excess(const PublishedPlacement& placement, const std::vector<double>& load) {
-  return 1 / balancedness(rank_loads(kReadme, placement.phy2log, load));
+  return 1 / balancedness(rank_loads(readme(2), placement.phy2log, load));
 }
 
 // log2phy as published: slots of each expert by replica, -1 filled.
@@ -35,7 +37,7 @@ std::vector<std::vector<int32_t>> log2phy(const PublishedPlacement& placement, i
 }
 
 TEST(PublishedPlacement, HierarchicalExampleOfTheReadme) {
-  const auto first = published_placement(kReadme, 4, 2, kLayer0), second = published_placement(kReadme, 4, 2, kLayer1);
+  const auto first = published_placement(readme(2), kLayer0), second = published_placement(readme(2), kLayer1);
   ASSERT_TRUE(first.ok() && second.ok());
   EXPECT_THAT(first->phy2log, ElementsAre(5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1));
   EXPECT_THAT(second->phy2log, ElementsAre(7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1));
@@ -50,7 +52,7 @@ TEST(PublishedPlacement, HierarchicalExampleOfTheReadme) {
 }
 
 TEST(PublishedPlacement, GlobalWhereNodesDoNotDivideGroups) {
-  const auto first = published_placement(kReadme, 4, 3, kLayer0), second = published_placement(kReadme, 4, 3, kLayer1);
+  const auto first = published_placement(readme(3), kLayer0), second = published_placement(readme(3), kLayer1);
   ASSERT_TRUE(first.ok() && second.ok());
   EXPECT_THAT(first->phy2log, ElementsAre(10, 6, 10, 7, 0, 2, 11, 4, 5, 9, 5, 4, 8, 3, 1, 1));
   EXPECT_THAT(second->phy2log, ElementsAre(1, 10, 2, 4, 5, 11, 5, 0, 6, 7, 6, 3, 8, 8, 9, 7));
@@ -132,7 +134,7 @@ TEST(PublishedPlacement, AgreesWithItsText) {
       std::vector<double> load(c.experts);
       // Few values make many ties; every fourth case has experts without load.
       for (double& l : load) l = static_cast<double>(rng.below(seed % 2 == 0 ? 6 : 100000)) * (rng.below(4) < seed % 4);
-      const auto placement = published_placement({c.experts, c.slots, c.ranks}, c.groups, c.nodes, load);
+      const auto placement = published_placement({c.experts, c.slots, c.ranks, c.groups, c.nodes}, load);
       ASSERT_TRUE(placement.ok()) << placement.status();
       EXPECT_EQ(placement->phy2log, naive::rebalance({load.begin(), load.end()}, c.slots, c.groups, c.nodes, c.ranks));
     }
@@ -145,7 +147,7 @@ TEST(PublishedPlacement, TakesUnevenSlots) {
     std::vector<double> load(256);
     Rng rng(ranks);
     for (double& l : load) l = rng.uniform();
-    const auto placement = published_placement(shape, 1, 1, load);
+    const auto placement = published_placement(shape, load);
     ASSERT_TRUE(placement.ok()) << placement.status();
     std::vector<int> seen(256, 0);
     for (const int32_t expert : placement->phy2log) ++seen.at(expert);
@@ -154,23 +156,23 @@ TEST(PublishedPlacement, TakesUnevenSlots) {
 }
 
 TEST(PublishedPlacement, ImpossibleShapesAreExplained) {
-  const auto message = [](const PlacementShape& shape, int groups, int nodes, std::vector<double> load) {
-    const auto placement = published_placement(shape, groups, nodes, load);
+  const auto message = [](const PlacementShape& shape, std::vector<double> load) {
+    const auto placement = published_placement(shape, load);
     return placement.ok() ? std::string("accepted") : str_cat(placement.status().message());
   };
   const std::vector<double> even(12, 1.0);
-  EXPECT_THAT(message({12, 16, 8}, 5, 1, even), HasSubstr("12 experts cannot be split over 5 groups"));
-  EXPECT_THAT(message({12, 16, 5}, 4, 2, even), HasSubstr("5 ranks cannot be split over 2 nodes"));
-  EXPECT_THAT(message({12, 18, 8}, 4, 2, even), HasSubstr("18 slots cannot be split over 8 ranks"));
-  EXPECT_THAT(message({12, 11, 8}, 1, 1, even), HasSubstr("11 slots for 12 experts"));
-  EXPECT_THAT(message({12, 16, 0}, 1, 1, even), HasSubstr("0 ranks"));
-  EXPECT_THAT(message({12, 16, 8}, 0, 1, even), HasSubstr("0 groups"));
-  EXPECT_THAT(message({12, 16, 8}, 1, 1, {1.0}), HasSubstr("loads of 1 experts; expected 12"));
+  EXPECT_THAT(message({12, 16, 8, 5, 1}, even), HasSubstr("12 experts cannot be split over 5 groups"));
+  EXPECT_THAT(message({12, 16, 5, 4, 2}, even), HasSubstr("5 ranks cannot be split over 2 nodes"));
+  EXPECT_THAT(message({12, 18, 8, 4, 2}, even), HasSubstr("18 slots cannot be split over 8 ranks"));
+  EXPECT_THAT(message({12, 11, 8, 1, 1}, even), HasSubstr("11 slots for 12 experts"));
+  EXPECT_THAT(message({12, 16, 0, 1, 1}, even), HasSubstr("0 ranks"));
+  EXPECT_THAT(message({12, 16, 8, 0, 1}, even), HasSubstr("0 groups"));
+  EXPECT_THAT(message({12, 16, 8, 1, 1}, {1.0}), HasSubstr("loads of 1 experts; expected 12"));
   std::vector<double> bad = even;
   bad[7] = -1;
-  EXPECT_THAT(message({12, 16, 8}, 1, 1, bad), HasSubstr("expert 7 has load -1"));
+  EXPECT_THAT(message({12, 16, 8, 1, 1}, bad), HasSubstr("expert 7 has load -1"));
   bad[7] = std::nan("");
-  EXPECT_THAT(message({12, 16, 8}, 1, 1, bad), HasSubstr("expert 7 has load nan"));
+  EXPECT_THAT(message({12, 16, 8, 1, 1}, bad), HasSubstr("expert 7 has load nan"));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <numeric>
 
 #include "base/check.h"
@@ -247,9 +248,8 @@ void PlacementSearch::write(std::span<const int32_t> to, std::span<const int32_t
 void PlacementSearch::plan(std::span<const double> load, std::span<const int32_t> current, std::span<int32_t> next) {
   std::vector<double> loads(load.begin(), load.end());
   if (*std::max_element(load.begin(), load.end()) <= 0) std::fill(loads.begin(), loads.end(), 1.0);
-  const std::vector<float> weights(loads.begin(), loads.end());
-  const std::vector<int32_t> published = published_layer(shape_, 1, 1, weights).phy2log;
-  const Goal goal = published_goal(published, loads);
+  std::vector<int32_t> published;
+  const Goal goal = published_goal(loads, published);
   std::vector<int32_t> to(shape_.num_ranks);
   std::iota(to.begin(), to.end(), 0);
   if (current.empty() || !plan_from(loads, current, goal)) {
@@ -263,16 +263,23 @@ void PlacementSearch::plan(std::span<const double> load, std::span<const int32_t
   write(to, current, next);
 }
 
-PlacementSearch::Goal PlacementSearch::published_goal(std::span<const int32_t> published,
-                                                      std::span<const double> load) const {
+PlacementSearch::Goal PlacementSearch::published_goal(std::span<const double> load,
+                                                      std::vector<int32_t>& published) const {
+  const std::vector<float> weights(load.begin(), load.end());
+  std::vector<PlacementShape> policies = {{shape_.num_experts, shape_.num_slots, shape_.num_ranks}};
+  if (is_hierarchical(shape_) && check_hierarchy(shape_).ok()) policies.push_back(shape_);
+  Goal goal{.max_load = std::numeric_limits<double>::infinity()};
+  for (const PlacementShape& policy : policies) {
+    std::vector<int32_t> phy2log = published_layer(policy, weights).phy2log;
+    const std::vector<double> loads = rank_loads(shape_, phy2log, load);
+    const double max_load = *std::max_element(loads.begin(), loads.end());
+    if (max_load >= goal.max_load) continue;
+    goal = {.max_load = max_load, .mean = std::accumulate(loads.begin(), loads.end(), 0.0) / shape_.num_ranks};
+    published = std::move(phy2log);
+  }
   std::vector<int32_t> count(shape_.num_experts, 0);
   for (const int32_t expert : published) ++count[expert];
-  Goal goal;
   for (int e = 0; e < shape_.num_experts; ++e) goal.max_share = std::max(goal.max_share, load[e] / count[e]);
-  for (const double rank_load : rank_loads(shape_, published, load)) {
-    goal.max_load = std::max(goal.max_load, rank_load);
-    goal.mean += rank_load / shape_.num_ranks;
-  }
   goal.max_load *= 1 + kRounding;  // loads that are changed step by step differ in their last bits
   return goal;
 }

@@ -17,9 +17,11 @@ inline constexpr double kMaxLoad = 1e30;  // sums stay finite in float32
 // INVALID_ARGUMENT unless load has num_experts values from 0 to kMaxLoad; the message names the layer.
 absl::Status validate_load(const PlacementShape& shape, std::span<const double> load, int64_t layer);
 
-// published_placement() of arguments that are known to be legal. num_groups 1 and num_nodes 1: the global policy.
-PublishedPlacement published_layer(const PlacementShape& shape, int num_groups, int num_nodes,
-                                   std::span<const float> weight);
+// Whether the hierarchical policy is asked for, and OK if it is possible for the shape.
+bool is_hierarchical(const PlacementShape& shape);
+absl::Status check_hierarchy(const PlacementShape& shape);
+// published_placement() of arguments that are known to be legal. As to policy, the shape decides.
+PublishedPlacement published_layer(const PlacementShape& shape, std::span<const float> weight);
 
 class PlacementSearch {
  public:
@@ -29,13 +31,14 @@ class PlacementSearch {
   void plan(std::span<const double> load, std::span<const int32_t> current, std::span<int32_t> next);
 
  private:
-  // What the published algorithm reaches.
+  // What the published algorithm reaches, by the better of its policies.
   struct Goal {
     double max_load = 0;   // of a rank
     double max_share = 0;  // of a replica
     double mean = 0;       // load of a rank
   };
-  Goal published_goal(std::span<const int32_t> published, std::span<const double> load) const;
+  // published: filled with that placement.
+  Goal published_goal(std::span<const double> load, std::vector<int32_t>& published) const;
 
   // state_: current, changed by few experts until no rank has more than the goal. False: no way was found.
   bool plan_from(std::span<const double> load, std::span<const int32_t> current, const Goal& goal);

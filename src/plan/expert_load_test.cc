@@ -66,7 +66,7 @@ TEST(ExpertLoads, PublishedPlacementOfGeneratedSkewHasThePublishedBalancedness) 
     const PlacementShape shape{kExperts, 288, row.ranks};
     std::vector<int32_t> placement;
     for (int i = 0; i < kLayers; ++i) {
-      const auto layer = published_placement(shape, 1, 1, loads.layer(i));
+      const auto layer = published_placement(shape, loads.layer(i));
       ASSERT_TRUE(layer.ok());
       placement.insert(placement.end(), layer->phy2log.begin(), layer->phy2log.end());
     }
