@@ -9,6 +9,7 @@
 namespace moesaic {
 
 Command plan_predict_command();
+Command plan_day_command();
 Command plan_validate_command();
 
 // All of them, in the order of the help.

@@ -47,15 +47,18 @@ struct DayTotals {
 };
 DayTotals day_totals(const std::vector<DayHour>& hours, const DayTraffic& traffic);
 
-// Defaults: DeepSeek's deployment units, and its mean rates of a node.
+// Defaults: DeepSeek's deployment units, the 278 nodes that it had at most, and its mean rates of a node.
 struct DayFleet {
-  int prefill_unit_nodes = 4;    // EP32
-  int decode_unit_nodes = 18;    // EP144
+  int prefill_unit_nodes = 4;  // EP32
+  int decode_unit_nodes = 18;  // EP144
+  int prefill_units = 29;      // at most; the fixed policy runs all
+  int decode_units = 9;
   double prefill_rate = 73'700;  // input tokens/s of a node with cache hits, mean of the day
   double decode_rate = 14'800;   // output tokens/s of a node, mean of the day
-  // What a node serves within its SLO, as part of its mean rate. 1.1: about the least with which the 278 nodes that
-  // served the busiest hour (9 decode and 29 prefill units) could do it.
-  double capacity = 1.1;
+  // What a node serves within its SLO, as part of its mean rate. Not published: 1.2 means that the busiest hour used 91
+  // % of the 278 nodes; below 1.1 they could not have served it.
+  double capacity = 1.2;
+  int num_nodes() const { return prefill_units * prefill_unit_nodes + decode_units * decode_unit_nodes; }
   double prefill_load_s = 600;  // from asking training for a node until it serves
   double decode_load_s = 600;
   double slo_wait_s = 2;   // tokens that wait longer miss their SLO
@@ -67,7 +70,7 @@ struct DayFleet {
 struct DayRun {
   ScalePolicy policy = ScalePolicy::kFixed;
   double node_hours = 0;           // serving and loading
-  double training_node_hours = 0;  // of the fleet of the fixed policy
+  double training_node_hours = 0;  // of the whole fleet
   double cost_usd = 0;
   double miss_share = 0;    // of tokens: the worse of prefill and decode in each minute
   int64_t num_changes = 0;  // decisions that changed a pool
@@ -79,7 +82,7 @@ struct DayRun {
   std::vector<Minute> minutes;  // 1440
 };
 
-// Units that the busiest hour needs: {prefill, decode}. The fixed policy runs them all day.
+// Units that the busiest hour needs: {prefill, decode}; perhaps more than the fleet has.
 std::array<int, 2> peak_units(const std::vector<DayHour>& hours, const DayTraffic& traffic, const DayFleet& fleet);
 
 // Minute by minute; the day before has warmed up the policy. The same settings give the same run.

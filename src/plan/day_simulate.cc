@@ -114,24 +114,23 @@ std::array<int, 2> peak_units(const std::vector<DayHour>& hours, const DayTraffi
 
 DayRun simulate_day(const std::vector<DayHour>& hours, const DayTraffic& traffic, const DayFleet& fleet,
                     ScalePolicy policy) {
-  const std::array<int, 2> peak = peak_units(hours, traffic, fleet);
   const std::array<double, 2> tokens = {input_tokens(traffic), traffic.output_tokens};
-  const auto make_pool = [&](int i, const char* name, int nodes, double rate, double load_s) {
+  const auto make_pool = [&](int i, const char* name, int nodes, int units, double rate, double load_s) {
     const PoolSpec spec{.name = name,
                         .nodes_per_unit = nodes,
                         .tokens_per_s_per_unit = nodes * rate * fleet.capacity,
                         .load_s = load_s,
                         .min_units = 1,
-                        .max_units = peak[i]};
+                        .max_units = units};
     const double total = tokens[i];
     return Pool(spec, policy, [&hours, total](double time_s) { return total * share_per_s(hours, time_s); });
   };
-  Pool pools[] = {make_pool(0, "prefill", fleet.prefill_unit_nodes, fleet.prefill_rate, fleet.prefill_load_s),
-                  make_pool(1, "decode", fleet.decode_unit_nodes, fleet.decode_rate, fleet.decode_load_s)};
+  Pool pools[] = {
+      make_pool(0, "prefill", fleet.prefill_unit_nodes, fleet.prefill_units, fleet.prefill_rate, fleet.prefill_load_s),
+      make_pool(1, "decode", fleet.decode_unit_nodes, fleet.decode_units, fleet.decode_rate, fleet.decode_load_s)};
   const std::vector<double> levels = draw_levels(fleet, 2 * kDayMinutes);
-  const int fleet_nodes = peak[0] * fleet.prefill_unit_nodes + peak[1] * fleet.decode_unit_nodes;
 
-  DayRun run{.policy = policy, .least_nodes = fleet_nodes};
+  DayRun run{.policy = policy, .least_nodes = fleet.num_nodes()};
   double total_load = 0, missed_load = 0;
   for (int minute = 0; minute < 2 * kDayMinutes; ++minute) {
     const double time_s = minute * kStepS, share = levels[minute] * share_per_s(hours, time_s);
@@ -153,7 +152,7 @@ DayRun simulate_day(const std::vector<DayHour>& hours, const DayTraffic& traffic
     run.most_nodes = std::max(run.most_nodes, static_cast<int>(nodes));
     run.minutes.push_back({.needed_nodes = needed, .nodes = nodes});
   }
-  run.training_node_hours = fleet_nodes * 24.0 - run.node_hours;
+  run.training_node_hours = fleet.num_nodes() * 24.0 - run.node_hours;
   run.cost_usd = run.node_hours * traffic.gpus_per_node * traffic.usd_per_gpu_hour;
   run.miss_share = missed_load / total_load;
   return run;
