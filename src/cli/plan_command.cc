@@ -2,13 +2,13 @@
 
 namespace moesaic {
 
-// One line each, so that additions do not collide.
 std::vector<Command> plan_commands() {
-  return {
-      plan_predict_command(),  //
-      plan_day_command(),
-      plan_validate_command(),  //
-  };
+  std::vector<Command> commands;
+  commands.push_back(plan_predict_command());
+  commands.push_back(plan_roofline_command());
+  commands.push_back(plan_deploy_command());
+  commands.push_back(plan_validate_command());
+  return commands;
 }
 
 }  // namespace moesaic

@@ -10,31 +10,13 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
-#include <vector>
+#include <utility>
 
 #include "base/status.h"
-#include "comm/parallel_layout.h"
-#include "cost/hardware.h"
-#include "model/model_config.h"
+#include "cost/deployment.h"
+#include "cost/rank_memory.h"
 
 namespace moesaic {
-
-enum class CommFamily : uint8_t { kDeepEp, kPplx, kMoesaic };  // whose dispatch and combine kernels
-enum class OverlapMode : uint8_t { kNone, kDispatch, kTwoBatch, kBest };
-
-struct Deployment {
-  ModelConfig model;
-  HardwareSpec hardware;
-  ParallelLayout layout;
-  int64_t num_redundant_experts = 0;
-  CommFamily comm = CommFamily::kDeepEp;
-  OverlapMode overlap = OverlapMode::kBest;  // kBest: whichever is fastest for the step
-  int64_t num_draft = 0;                     // MTP drafts of each step, verified in the next
-  bool fp8_kv = false;
-  // Mean over maximum of the tokens that ranks receive: 1 = perfect routing.
-  double balancedness = 1.0;
-};
 
 // What one DP group does in one step. All TP ranks of the group share it.
 struct GroupWork {
@@ -73,9 +55,10 @@ struct StepCost {
   LayerCost moe_layer;                       // one of num_moe_layers
   double moe_layers = 0;                     // all of them
   double dense_layers = 0;
-  double head = 0;   // embedding, final norm, head, sampling
-  double draft = 0;  // MTP modules
-  double host = 0;   // launches, scheduling, synchronisation
+  double head = 0;     // embedding, final norm, head, sampling
+  double draft = 0;    // MTP modules
+  double waiting = 0;  // of the other ranks for the slowest
+  double host = 0;     // launches, scheduling, synchronisation
 };
 
 class CostModel {
@@ -95,26 +78,5 @@ class CostModel {
   explicit CostModel(Deployment deployment) : deployment_(std::move(deployment)) {}
   Deployment deployment_;
 };
-
-// One named buffer of a rank.
-struct PlannedBuffer {
-  std::string name;
-  double num_bytes = 0;
-};
-
-// What a rank must hold at most.
-struct MemoryDemand {
-  int64_t max_step_tokens = 0;    // of a DP group
-  int64_t max_decode_tokens = 0;  // of a DP group
-};
-
-// The fullest rank of a deployment, without KV cache: what remains of the GPU is free for it.
-struct RankMemory {
-  std::vector<PlannedBuffer> buffers;
-  double total_bytes() const;
-  double kv_bytes_free = 0;    // may be negative: the deployment does not fit
-  int64_t kv_tokens_free = 0;  // of a DP group; 0 if nothing fits
-};
-RankMemory plan_rank_memory(const Deployment& deployment, const MemoryDemand& demand);
 
 }  // namespace moesaic

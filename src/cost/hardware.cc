@@ -16,6 +16,7 @@ void declare(ConfigFields& fields, HardwareSpec& spec) {
   fields.add("fp8-tflops", &spec.fp8_tflops).range(0, kMost).doc("dense peak; 0 = no FP8 units");
   fields.add("bf16-tflops", &spec.bf16_tflops).range(1e-6, kMost).doc("dense peak");
   fields.add("num-sms", &spec.num_sms).range(1, 1 << 20).doc("multiprocessors, or cores");
+  fields.add("sustained-clock", &spec.sustained_clock).range(0.1, 1).doc("of the peaks' clock, under the power limit");
   fields.add("hbm-gb", &spec.hbm_gb).range(1e-3, kMost).doc("memory, 1e9 bytes");
   fields.add("hbm-gb-per-s", &spec.hbm_gb_per_s).range(1e-3, kMost).doc("memory bandwidth");
   fields.add("nvlink-gb-per-s", &spec.nvlink_gb_per_s).range(1e-3, kMost).doc("one direction, of one GPU");

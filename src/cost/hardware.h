@@ -17,6 +17,7 @@ struct HardwareSpec {
   double fp8_tflops = 0;   // dense
   double bf16_tflops = 0;  // dense
   int64_t num_sms = 0;
+  double sustained_clock = 1;     // what matrix kernels reach under the power limit, of the clock of those peaks
   double hbm_gb = 0;              // 1e9 bytes
   double hbm_gb_per_s = 0;        // 1e9 bytes a second, as all bandwidths here
   double nvlink_gb_per_s = 0;     // one direction, of one GPU

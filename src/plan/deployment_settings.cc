@@ -1,5 +1,6 @@
 #include "plan/deployment_settings.h"
 
+#include "cost/embedded_files.h"
 #include "cost/model_catalog.h"
 
 namespace moesaic {
@@ -32,15 +33,24 @@ void add_deployment_fields(ConfigFields& fields, DeploymentSettings& s) {
   fields.add("draft", &s.draft).range(0, 16).doc("MTP drafts in each step");
   fields.add("kv-cache-dtype", &s.kv_cache_dtype).choices({"bf16", "fp8"}).doc("Element type of the latent cache");
   fields.add("balancedness", &s.balancedness)
-      .range(0.01, 1.0)
+      .range(0, 1.0)
+      .default_text("0.85 in decode, 0.68 in prefill, 1 with pplx")
       .doc("Mean over maximum of the tokens that ranks receive; 1 is perfect routing");
   fields.add("gpus-per-node", &s.gpus_per_node)
       .range(0, 1024)
       .default_text("the hardware's")
       .doc("GPUs that throughput per node counts");
+  fields.add("kernels", &s.kernels)
+      .default_text("none: roofline")
+      .doc("JSON table of measured kernels: rows of op, m, n, k, groups, batch, heads, q_len, kv_len, dtype, us");
 }
 
-absl::StatusOr<Deployment> make_deployment(const DeploymentSettings& s) {
+double default_balancedness(CommFamily comm, Phase phase) {
+  if (comm == CommFamily::kPplx) return 1;
+  return phase == Phase::kDecode ? 0.85 : 0.68;
+}
+
+absl::StatusOr<Deployment> make_deployment(const DeploymentSettings& s, Phase phase) {
   Deployment d;
   MOESAIC_ASSIGN_OR_RETURN(d.model, find_model(s.model));
   MOESAIC_ASSIGN_OR_RETURN(d.hardware, find_hardware(s.hardware));
@@ -50,7 +60,11 @@ absl::StatusOr<Deployment> make_deployment(const DeploymentSettings& s) {
   d.overlap = parse_overlap(s.overlap);
   d.num_draft = s.draft;
   d.fp8_kv = s.kv_cache_dtype == "fp8";
-  d.balancedness = s.balancedness;
+  d.balancedness = s.balancedness > 0 ? s.balancedness : default_balancedness(d.comm, phase);
+  if (!s.kernels.empty()) {
+    MOESAIC_ASSIGN_OR_RETURN(const std::string text, read_text_file(s.kernels));
+    MOESAIC_ASSIGN_OR_RETURN(d.kernels, KernelTable::parse(text, s.kernels));
+  }
   return d;
 }
 

@@ -4,6 +4,11 @@
 #include <cmath>
 
 namespace moesaic {
+namespace {
+
+constexpr double kLeastBalancedness = 0.5;
+
+}  // namespace
 
 double tokens_per_verify(int64_t num_draft, double acceptance) {
   double tokens = 1, chance = 1;
@@ -25,6 +30,31 @@ GroupWork uniform_work(const OperatingPoint& point, int64_t num_draft) {
     left -= tokens;
   }
   return work;
+}
+
+// What the published systems of data/validation.csv span; beyond it the model extrapolates.
+static std::vector<std::string> reasons_out_of_range(const Deployment& d, const OperatingPoint& p) {
+  std::vector<std::string> out;
+  const auto within = [&](const char* name, int64_t value, int64_t least, int64_t most) {
+    if (value < least || value > most) out.push_back(str_cat(name, " ", value, " is not in ", least, "..", most));
+  };
+  if (d.hardware.family != "hopper") out.push_back(str_cat("hardware of the family ", d.hardware.family));
+  if (d.comm == CommFamily::kMoesaic) out.push_back("comm moesaic has no measured table");
+  if (!d.model.fp8_weights) out.push_back("weights are not FP8");
+  within("hidden_size", d.model.hidden_size, 5120, 7168);
+  within("EP", d.layout.ep_size(), 8, 160);
+  if (d.balancedness < kLeastBalancedness) {
+    out.push_back(str_cat("balancedness ", d.balancedness, " is below ", kLeastBalancedness));
+  }
+  if (p.phase == Phase::kDecode) {
+    within("batch", p.batch, 8, 512);
+    within("kv-len", p.kv_len, 512, 16384);
+    within("draft", d.num_draft, 0, 3);
+  } else {
+    within("prompt-len", p.prompt_len, 512, 16384);
+    within("chunk-tokens", p.chunk_tokens, 4096, 32768);
+  }
+  return out;
 }
 
 absl::StatusOr<Prediction> predict(const CostModel& cost, const OperatingPoint& point, int64_t gpus_per_node) {
@@ -51,6 +81,8 @@ absl::StatusOr<Prediction> predict(const CostModel& cost, const OperatingPoint& 
   out.memory = plan_rank_memory(d, {work.num_tokens(), work.num_decode_tokens});
   const int64_t rows = decode ? point.batch * point.kv_len : std::max(point.chunk_tokens, point.prompt_len);
   out.kv_bytes_needed = static_cast<double>(rows * cost.kv_bytes_per_token());
+  out.out_of_range = reasons_out_of_range(d, point);
+  out.in_range = out.out_of_range.empty();
   out.fits = out.kv_bytes_needed <= out.memory.kv_bytes_free;
   return out;
 }

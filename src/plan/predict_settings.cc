@@ -17,12 +17,15 @@ void add_predict_fields(ConfigFields& fields, PredictSettings& settings) {
       .doc("Prefill: new tokens of each DP rank in a step");
 }
 
-absl::StatusOr<Prediction> predict(const PredictSettings& settings) {
+absl::StatusOr<Predicted> predict(const PredictSettings& settings) {
   OperatingPoint point = settings.point;
   point.phase = settings.phase == "prefill" ? Phase::kPrefill : Phase::kDecode;
-  MOESAIC_ASSIGN_OR_RETURN(const Deployment deployment, make_deployment(settings.deployment));
-  MOESAIC_ASSIGN_OR_RETURN(const CostModel cost, CostModel::make(deployment));
-  return predict(cost, point, gpus_per_node(settings.deployment, deployment.hardware));
+  Predicted out;
+  MOESAIC_ASSIGN_OR_RETURN(out.deployment, make_deployment(settings.deployment, point.phase));
+  MOESAIC_ASSIGN_OR_RETURN(const CostModel cost, CostModel::make(out.deployment));
+  MOESAIC_ASSIGN_OR_RETURN(out.prediction,
+                           predict(cost, point, gpus_per_node(settings.deployment, out.deployment.hardware)));
+  return out;
 }
 
 }  // namespace moesaic

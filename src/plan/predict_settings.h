@@ -16,6 +16,11 @@ struct PredictSettings {
 };
 
 void add_predict_fields(ConfigFields& fields, PredictSettings& settings);
-absl::StatusOr<Prediction> predict(const PredictSettings& settings);
+
+struct Predicted {
+  Deployment deployment;
+  Prediction prediction;
+};
+absl::StatusOr<Predicted> predict(const PredictSettings& settings);
 
 }  // namespace moesaic

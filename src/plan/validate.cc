@@ -70,10 +70,11 @@ absl::StatusOr<std::vector<ValidatedRow>> validate(const std::vector<ValidationR
     add_predict_fields(fields, settings);
     const absl::Status parsed = fields.parse(split(row.args, ' ', row.args.size() + 2));
     if (!parsed.ok()) return annotate(parsed, row.note);
-    const auto prediction = predict(settings);
-    if (!prediction.ok()) return annotate(prediction.status(), row.note);
-    MOESAIC_ASSIGN_OR_RETURN(const double predicted, quantity_of(*prediction, row.quantity));
-    out.push_back({row, *prediction, predicted});
+    const auto predicted = predict(settings);
+    if (!predicted.ok()) return annotate(predicted.status(), row.note);
+    const Prediction& prediction = predicted->prediction;
+    MOESAIC_ASSIGN_OR_RETURN(const double value, quantity_of(prediction, row.quantity));
+    out.push_back({row, prediction, value});
   }
   return out;
 }

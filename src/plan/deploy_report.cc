@@ -1,0 +1,189 @@
+#include "plan/deploy_report.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "plan/deployment_settings.h"
+
+namespace moesaic {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kGiga = 1e9;
+constexpr double kMilli = 1e3;
+constexpr double kMicro = 1e6;
+
+constexpr std::pair<const char*, double LayerCost::*> kLayerParts[] = {
+    {"qkv", &LayerCost::qkv},         {"attention", &LayerCost::attention},       {"output", &LayerCost::output},
+    {"shared", &LayerCost::shared},   {"experts", &LayerCost::experts},           {"dispatch", &LayerCost::dispatch},
+    {"combine", &LayerCost::combine}, {"exposed_comm", &LayerCost::exposed_comm}, {"total", &LayerCost::seconds}};
+
+constexpr std::pair<const char*, double StepCost::*> kStepParts[] = {
+    {"moe_layers", &StepCost::moe_layers}, {"dense_layers", &StepCost::dense_layers}, {"head", &StepCost::head},
+    {"draft", &StepCost::draft},           {"waiting", &StepCost::waiting},           {"host", &StepCost::host}};
+
+std::string memory_text(const Prediction& p) {
+  std::string out = fmt::format("memory of a GPU, of {:.1f} GB\n", p.memory.capacity_bytes / kGiga);
+  for (const PlannedBuffer& buffer : p.memory.buffers) {
+    out += fmt::format("  {:<40}{:>9.2f} GB\n", buffer.name, buffer.num_bytes / kGiga);
+  }
+  out += fmt::format("  {:<40}{:>9.2f} GB\n", "KV cache of this point", p.kv_bytes_needed / kGiga);
+  out += fmt::format("  {:<40}{:>9.2f} GB, {} tokens{}\n", "free for KV cache", p.memory.kv_bytes_free / kGiga,
+                     p.memory.kv_tokens_free, p.fits ? "" : ": it does not fit");
+  return out;
+}
+
+Json memory_json(const Prediction& p) {
+  Json out;
+  for (const PlannedBuffer& buffer : p.memory.buffers) out["buffers"][buffer.name] = buffer.num_bytes;
+  out["capacity"] = p.memory.capacity_bytes;
+  out["kv_cache_needed"] = p.kv_bytes_needed;
+  out["kv_cache_free"] = p.memory.kv_bytes_free;
+  out["kv_tokens_free"] = p.memory.kv_tokens_free;
+  return out;
+}
+
+Json point_json(const Candidate& c) {
+  const Deployment& d = c.deployment;
+  const Prediction& p = c.prediction;
+  Json out = {{"hardware", d.hardware.name},
+              {"ep", d.layout.ep_size()},
+              {"dp", d.layout.dp_size},
+              {"tp", d.layout.tp_size},
+              {"overlap", overlap_name(d.overlap)},
+              {"redundant_experts", d.num_redundant_experts}};
+  if (c.point.phase == Phase::kDecode) {
+    out["batch"] = c.point.batch;
+    out["draft"] = d.num_draft;
+    out["tokens_per_s_per_user"] = p.tokens_per_s_per_user;
+  } else {
+    out["chunk_tokens"] = c.point.chunk_tokens;
+    out["ttft_s"] = ttft_seconds(c);
+  }
+  out["step_ms"] = p.step.seconds * kMilli;
+  out["tokens_per_s_per_node"] = p.tokens_per_s_per_node;
+  return out;
+}
+
+std::string instance_text(const char* name, const InstancePlan& plan) {
+  const Candidate& c = plan.candidate;
+  const Prediction& p = c.prediction;
+  std::string out = fmt::format("{}: {}\n", name, c.label());
+  out += fmt::format("  {} instances of {} GPUs, {:.0f} % used; {:.0f} tok/s per node", plan.num_instances,
+                     c.deployment.layout.world_size(), plan.utilisation * 100, p.tokens_per_s_per_node);
+  out += c.point.phase == Phase::kDecode ? fmt::format(", {:.1f} tok/s per user", p.tokens_per_s_per_user)
+                                         : fmt::format(", first token after {:.2f} s without queues", ttft_seconds(c));
+  out += fmt::format(", ${:.3f} per million tokens\n  a step of {:.2f} ms goes to", plan.cost_per_million_tokens,
+                     p.step.seconds * kMilli);
+  for (size_t i = 0; i < 4 && i < plan.shares.size(); ++i) {
+    out += fmt::format("{} {} {:.0f} %", i == 0 ? "" : ",", plan.shares[i].first, plan.shares[i].second * 100);
+  }
+  out += "\n  what binds: " + plan.limit + "\n  why not\n";
+  for (const Neighbour& n : plan.neighbours) out += fmt::format("    {:<22}{}\n", n.change, n.result);
+  return out + memory_text(p);
+}
+
+Json instance_json(const InstancePlan& plan) {
+  Json out = point_json(plan.candidate);
+  out["instances"] = plan.num_instances;
+  out["gpus"] = plan.num_gpus;
+  out["utilisation"] = plan.utilisation;
+  out["dollars_per_million_tokens"] = plan.cost_per_million_tokens;
+  for (const auto& [name, share] : plan.shares) out["step_shares"][name] = share;
+  out["binds"] = plan.limit;
+  for (const Neighbour& n : plan.neighbours) out["neighbours"].push_back({{"change", n.change}, {"result", n.result}});
+  out["memory_bytes"] = memory_json(plan.candidate.prediction);
+  out["in_calibrated_range"] = plan.candidate.prediction.in_range;
+  out["out_of_range"] = plan.candidate.prediction.out_of_range;
+  return out;
+}
+
+int64_t context_length(const DeployRequest& r) {
+  return r.traffic.input_len + r.traffic.output_len;
+}
+
+}  // namespace
+
+std::string assumptions_text(const Deployment& d) {
+  constexpr const char* kFamilies[] = {"DeepEP", "pplx", "Moesaic (DeepEP's latencies stand for it)"};
+  return fmt::format("predicted; balancedness {:.2f}, all-to-all {}, kernels {}, calibration data/validation.csv",
+                     d.balancedness, kFamilies[static_cast<size_t>(d.comm)],
+                     d.kernels == nullptr ? "by roofline with published efficiencies" : "as measured in the table");
+}
+
+std::string prediction_text(const Prediction& p, const Deployment& d) {
+  std::string out = fmt::format("{}\n", assumptions_text(d));
+  out += fmt::format("step {:.3f} ms, overlap {}, {:.1f} tok/s per node, {:.1f} per GPU", p.step.seconds * kMilli,
+                     overlap_name(p.step.overlap), p.tokens_per_s_per_node, p.tokens_per_s_per_gpu);
+  if (p.tokens_per_s_per_user > 0) out += fmt::format(", {:.2f} tok/s per user", p.tokens_per_s_per_user);
+  out += "\na MoE layer, us:";
+  for (const auto& [name, part] : kLayerParts) out += fmt::format(" {} {:.1f}", name, p.step.moe_layer.*part * kMicro);
+  out += "\na step, ms:";
+  for (const auto& [name, part] : kStepParts) out += fmt::format(" {} {:.2f}", name, p.step.*part * kMilli);
+  out += p.in_range ? "\ninside the calibrated range\n" : "\noutside the calibrated range:";
+  for (const std::string& reason : p.out_of_range) out += " " + reason + ";";
+  return out + (p.in_range ? "" : "\n") + memory_text(p);
+}
+
+std::string prediction_json(const Prediction& p, const Deployment& d) {
+  Json out;
+  out["kind"] = "predicted";
+  out["step_ms"] = p.step.seconds * kMilli;
+  out["tokens_per_s_per_node"] = p.tokens_per_s_per_node;
+  out["tokens_per_s_per_gpu"] = p.tokens_per_s_per_gpu;
+  out["tokens_per_s_per_user"] = p.tokens_per_s_per_user;
+  out["overlap"] = overlap_name(p.step.overlap);
+  for (const auto& [name, part] : kLayerParts) out["layer_us"][name] = p.step.moe_layer.*part * kMicro;
+  for (const auto& [name, part] : kStepParts) out["step_parts_ms"][name] = p.step.*part * kMilli;
+  out["memory_bytes"] = memory_json(p);
+  out["fits"] = p.fits;
+  out["in_calibrated_range"] = p.in_range;
+  out["out_of_range"] = p.out_of_range;
+  out["balancedness"] = d.balancedness;
+  out["assumptions"] = assumptions_text(d);
+  return out.dump(2) + "\n";
+}
+
+std::string deploy_text(const DeployPlan& plan, const DeployRequest& r, const std::string& model_path) {
+  std::string out = fmt::format("{}\n", assumptions_text(r.base));
+  out += "\ndecode, tokens/s per user : tokens/s per node (TP, batch, draft, overlap), by EP\n";
+  for (const EpFrontier& line : plan.frontiers) {
+    out += fmt::format("{} EP{}\n", line.hardware, line.ep_size);
+    if (line.points.empty()) out += "  nothing fits: " + line.refusal + "\n";
+    for (const Candidate& c : line.points) {
+      out += fmt::format("  {:>7.1f} : {:>8.0f}  (TP{}, {}, {}, {})\n", c.prediction.tokens_per_s_per_user,
+                         c.prediction.tokens_per_s_per_node, c.deployment.layout.tp_size, c.point.batch,
+                         c.deployment.num_draft, overlap_name(c.deployment.overlap));
+    }
+  }
+  out += "\n" + instance_text("decode", plan.decode) + "\n" + instance_text("prefill", plan.prefill);
+  out += fmt::format("\n{:.2f} GPUs of prefill for each of decode, ${:.2f} an hour\n", plan.prefill_per_decode,
+                     plan.dollars_per_hour);
+  for (const InstancePlan* instance : {&plan.prefill, &plan.decode}) {
+    out += "\n" + serve_config(*instance, model_path, context_length(r));
+  }
+  return out;
+}
+
+std::string deploy_json(const DeployPlan& plan, const DeployRequest& r, const std::string& model_path) {
+  Json out;
+  out["kind"] = "predicted";
+  out["assumptions"] = assumptions_text(r.base);
+  for (const EpFrontier& line : plan.frontiers) {
+    Json points = Json::array();
+    for (const Candidate& c : line.points) points.push_back(point_json(c));
+    out["frontiers"].push_back(
+        {{"hardware", line.hardware}, {"ep", line.ep_size}, {"points", points}, {"refusal", line.refusal}});
+  }
+  out["decode"] = instance_json(plan.decode);
+  out["prefill"] = instance_json(plan.prefill);
+  out["prefill_gpus_per_decode_gpu"] = plan.prefill_per_decode;
+  out["dollars_per_hour"] = plan.dollars_per_hour;
+  out["serve_config"] = {{"decode", serve_config(plan.decode, model_path, context_length(r))},
+                         {"prefill", serve_config(plan.prefill, model_path, context_length(r))}};
+  return out.dump(2) + "\n";
+}
+
+}  // namespace moesaic

@@ -1,0 +1,177 @@
+#include "plan/planner.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "plan/deployment_settings.h"
+
+namespace moesaic {
+namespace {
+
+constexpr double kGiga = 1e9;
+
+std::string gigabytes(double bytes) {
+  return str_cat(std::round(bytes / kGiga * 10) / 10, " GB");
+}
+
+std::string label_of(const Deployment& d, const OperatingPoint& p) {
+  const std::string size = p.phase == Phase::kDecode ? str_cat("batch ", p.batch) : str_cat("chunk ", p.chunk_tokens);
+  const std::string drafts = p.phase == Phase::kDecode ? str_cat(" draft ", d.num_draft) : "";
+  return str_cat(d.hardware.name, " EP", d.layout.ep_size(), " DP", d.layout.dp_size, " TP", d.layout.tp_size, " ",
+                 size, " ", overlap_name(d.overlap), drafts);
+}
+
+void try_point(const Deployment& deployment, const OperatingPoint& point, Sweep* out) {
+  auto candidate = evaluate(deployment, point);
+  if (candidate.ok()) {
+    out->fits.push_back(*std::move(candidate));
+  } else {
+    out->refused.push_back({label_of(deployment, point), std::string(candidate.status().message())});
+  }
+}
+
+// The sizes of steps: batches to decode, chunks to prefill.
+void try_sizes(const PlanSpace& space, const Deployment& deployment, OperatingPoint point, Sweep* out) {
+  if (point.phase == Phase::kPrefill) {
+    for (const int64_t chunk : space.chunk_tokens) {
+      point.chunk_tokens = chunk;
+      try_point(deployment, point, out);
+    }
+    return;
+  }
+  for (const int64_t batch : space.batches) {
+    point.batch = batch;
+    const size_t num_fits = out->fits.size();
+    try_point(deployment, point, out);
+    if (out->fits.size() == num_fits) return;  // larger ones need more memory still
+  }
+}
+
+template <typename Reaches>
+const Candidate* cheapest(const Sweep& sweep, double tokens_per_s, Reaches reaches) {
+  const Candidate* best = nullptr;
+  for (const Candidate& candidate : sweep.fits) {
+    if (!reaches(candidate)) continue;
+    if (best != nullptr) {
+      const double cost = dollars_per_hour(candidate, tokens_per_s), least = dollars_per_hour(*best, tokens_per_s);
+      const bool is_faster = candidate.prediction.tokens_per_s_per_gpu > best->prediction.tokens_per_s_per_gpu;
+      if (cost > least || (cost == least && !is_faster)) continue;
+    }
+    best = &candidate;
+  }
+  return best;
+}
+
+}  // namespace
+
+std::string Candidate::label() const {
+  return label_of(deployment, point);
+}
+
+absl::StatusOr<Candidate> evaluate(const Deployment& deployment, const OperatingPoint& point) {
+  MOESAIC_ASSIGN_OR_RETURN(const CostModel cost, CostModel::make(deployment));
+  Candidate out{.deployment = deployment, .point = point};
+  MOESAIC_ASSIGN_OR_RETURN(out.prediction, predict(cost, point, deployment.hardware.gpus_per_node));
+  if (!out.prediction.fits) {
+    const RankMemory& memory = out.prediction.memory;
+    return absl::ResourceExhaustedError(str_cat(
+        "memory: ", gigabytes(memory.total_bytes()), " without KV cache + ", gigabytes(out.prediction.kv_bytes_needed),
+        " KV cache = ", gigabytes(memory.total_bytes() + out.prediction.kv_bytes_needed), " of ",
+        gigabytes(memory.capacity_bytes)));
+  }
+  return out;
+}
+
+absl::StatusOr<Sweep> sweep(const PlanSpace& space, const Deployment& base, const OperatingPoint& point) {
+  Sweep out;
+  const bool decode = point.phase == Phase::kDecode;
+  for (const HardwareSpec& hardware : space.hardware) {
+    for (const int ep : space.ep_sizes) {
+      for (const int tp : space.tp_sizes) {
+        Deployment d = base;
+        d.hardware = hardware;
+        const auto layout = ParallelLayout::make(ep, 0, tp);
+        if (!layout.ok() || tp > hardware.nvlink_domain) continue;  // TP that does not divide EP is no layout
+        d.layout = *layout;
+        // A whole number of slots a rank: what memory holds anyway.
+        const int64_t slots = base.model.n_routed_experts + base.num_redundant_experts;
+        d.num_redundant_experts = (slots + ep - 1) / ep * ep - base.model.n_routed_experts;
+        for (const OverlapMode overlap : space.overlaps) {
+          d.overlap = overlap;
+          for (const int64_t draft : decode ? space.drafts : std::vector<int64_t>{0}) {
+            if (draft > 0 && base.model.num_nextn_predict_layers == 0) continue;
+            d.num_draft = draft;
+            try_sizes(space, d, point, &out);
+          }
+        }
+      }
+    }
+  }
+  if (out.fits.empty() && out.refused.empty()) return absl::InvalidArgumentError("no layout to try: EP and TP lists");
+  return out;
+}
+
+std::vector<const Candidate*> frontier(const std::vector<const Candidate*>& candidates) {
+  std::vector<const Candidate*> sorted = candidates;
+  std::sort(sorted.begin(), sorted.end(), [](const Candidate* a, const Candidate* b) {
+    const Prediction &x = a->prediction, &y = b->prediction;
+    if (x.tokens_per_s_per_user != y.tokens_per_s_per_user) return x.tokens_per_s_per_user > y.tokens_per_s_per_user;
+    return x.tokens_per_s_per_node > y.tokens_per_s_per_node;
+  });
+  std::vector<const Candidate*> out;
+  for (const Candidate* candidate : sorted) {
+    if (!out.empty() && candidate->prediction.tokens_per_s_per_node <= out.back()->prediction.tokens_per_s_per_node) {
+      continue;
+    }
+    out.push_back(candidate);
+  }
+  return out;
+}
+
+double throughput_at_speed(const std::vector<const Candidate*>& candidates, double speed) {
+  double most = 0;
+  for (const Candidate* candidate : candidates) {
+    if (candidate->prediction.tokens_per_s_per_user < speed) continue;
+    most = std::max(most, candidate->prediction.tokens_per_s_per_node);
+  }
+  return most;
+}
+
+std::vector<const Candidate*> select(const Sweep& sweep, const std::string& hardware, int ep_size) {
+  std::vector<const Candidate*> out;
+  for (const Candidate& candidate : sweep.fits) {
+    const Deployment& d = candidate.deployment;
+    if (d.hardware.name == hardware && d.layout.ep_size() == ep_size) out.push_back(&candidate);
+  }
+  return out;
+}
+
+int64_t instances_for(const Candidate& candidate, double tokens_per_s) {
+  const double capacity = candidate.prediction.tokens_per_s_per_gpu * candidate.deployment.layout.world_size();
+  return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(tokens_per_s / capacity)));
+}
+
+double dollars_per_hour(const Candidate& candidate, double tokens_per_s) {
+  const int64_t gpus = instances_for(candidate, tokens_per_s) * candidate.deployment.layout.world_size();
+  return static_cast<double>(gpus) * candidate.deployment.hardware.price_per_gpu_hour;
+}
+
+const Candidate* best_decode(const Sweep& sweep, double tokens_per_s, double least_tokens_per_s_per_user) {
+  return cheapest(sweep, tokens_per_s, [&](const Candidate& candidate) {
+    return candidate.prediction.tokens_per_s_per_user >= least_tokens_per_s_per_user;
+  });
+}
+
+const Candidate* best_prefill(const Sweep& sweep, double tokens_per_s, double most_ttft_s) {
+  return cheapest(sweep, tokens_per_s,
+                  [&](const Candidate& candidate) { return ttft_seconds(candidate) <= most_ttft_s; });
+}
+
+double ttft_seconds(const Candidate& candidate) {
+  const OperatingPoint& p = candidate.point;
+  const double steps =
+      std::ceil(static_cast<double>(p.prompt_len - p.cached_len) / static_cast<double>(p.chunk_tokens));
+  return candidate.prediction.step.seconds * (0.5 + steps);
+}
+
+}  // namespace moesaic

@@ -1,0 +1,66 @@
+// Planner: every layout, batch and mode of a deployment that fits, what each gives, and which of them is worth having.
+// Means over uniform requests, without queues: the simulator (sim.h) answers for arrivals. Pure; any thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/predict.h"
+
+namespace moesaic {
+
+// What is tried. Each list is ascending.
+struct PlanSpace {
+  std::vector<HardwareSpec> hardware;
+  std::vector<int> ep_sizes;
+  std::vector<int> tp_sizes = {1, 2, 4, 8};
+  std::vector<int64_t> batches = {1,  2,   3,   4,   6,   8,   12,  16,  24,  32,  48,  64,
+                                  96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024};
+  std::vector<int64_t> chunk_tokens = {2048, 4096, 8192, 16384, 32768};
+  std::vector<int64_t> drafts = {0, 1, 2};
+  std::vector<OverlapMode> overlaps = {OverlapMode::kNone, OverlapMode::kDispatch, OverlapMode::kTwoBatch};
+};
+
+struct Candidate {
+  Deployment deployment;
+  OperatingPoint point;
+  Prediction prediction;
+  std::string label() const;  // "h100 EP72 DP72 TP1 batch 256 two-batch draft 0"
+};
+
+// Why a combination is no candidate: "heads: TP ...", "memory: needs 92.1 GB of 80".
+struct Refusal {
+  std::string label;
+  std::string reason;
+};
+
+struct Sweep {
+  std::vector<Candidate> fits;
+  std::vector<Refusal> refused;
+};
+
+// `base` gives the model, comm family, KV type, balancedness and redundancy; `point` the lengths and acceptance. Slots
+// are filled up to a whole number a rank with redundant experts. Errors: nothing to try.
+absl::StatusOr<Sweep> sweep(const PlanSpace& space, const Deployment& base, const OperatingPoint& point);
+// One combination; errors are the refusals.
+absl::StatusOr<Candidate> evaluate(const Deployment& deployment, const OperatingPoint& point);
+
+// Those that no other of the same group beats in both tokens/s per user and tokens/s per node, fastest first.
+std::vector<const Candidate*> frontier(const std::vector<const Candidate*>& candidates);
+// The most tokens/s per node of a candidate that is at least as fast as `speed`; 0 if none is.
+double throughput_at_speed(const std::vector<const Candidate*>& candidates, double speed);
+// Candidates of one hardware and EP.
+std::vector<const Candidate*> select(const Sweep& sweep, const std::string& hardware, int ep_size);
+
+// Instances for so many tokens a second, all full but the last; and their price.
+int64_t instances_for(const Candidate& candidate, double tokens_per_s);
+double dollars_per_hour(const Candidate& candidate, double tokens_per_s);
+
+// The candidate whose instances for so many tokens a second cost least, of those with at least this speed, or whose
+// prompts are done in time; among equals the one with the most throughput. Null if none is.
+const Candidate* best_decode(const Sweep& sweep, double tokens_per_s, double least_tokens_per_s_per_user);
+const Candidate* best_prefill(const Sweep& sweep, double tokens_per_s, double most_ttft_s);
+// Half a step of waiting for the running one, then the steps of the prompt; no queue.
+double ttft_seconds(const Candidate& candidate);
+
+}  // namespace moesaic
