@@ -46,6 +46,7 @@ Command inspect_command();
 Command bench_ops_command();
 Command bench_generate_command();
 Command bench_sched_command();
+Command bench_experts_command();
 Command bench_serve_command();
 
 // All of them, in the order of the help.

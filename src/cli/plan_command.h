@@ -11,6 +11,8 @@ namespace moesaic {
 Command plan_predict_command();
 Command plan_roofline_command();
 Command plan_deploy_command();
+Command plan_experts_command();
+Command plan_day_command();
 Command plan_validate_command();
 
 // All of them, in the order of the help.
