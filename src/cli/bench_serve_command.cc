@@ -9,7 +9,7 @@
 
 #include "base/log.h"
 #include "cli/command.h"
-#include "cli/load_arrivals.h"
+#include "plan/arrivals.h"
 #include "cli/load_dataset.h"
 #include "cli/load_report.h"
 #include "cli/load_run.h"

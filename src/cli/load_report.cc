@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <numeric>
 
-#include "base/check.h"
 #include "base/strings.h"
 
 namespace moesaic {
@@ -83,28 +81,6 @@ std::vector<std::string_view> split(std::string_view text) {
 }
 
 }  // namespace
-
-double percentile(std::span<const double> sorted, double percent) {
-  MOESAIC_CHECK(!sorted.empty());
-  const double rank = percent / 100.0 * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<size_t>(std::floor(rank));
-  const size_t above = std::min(below + 1, sorted.size() - 1);
-  return sorted[below] + (rank - std::floor(rank)) * (sorted[above] - sorted[below]);
-}
-
-Distribution distribution(std::vector<double> values, std::span<const double> percents) {
-  Distribution out;
-  if (values.empty()) values = {0.0};
-  std::sort(values.begin(), values.end());
-  const auto count = static_cast<double>(values.size());
-  out.mean = std::accumulate(values.begin(), values.end(), 0.0) / count;
-  double squares = 0.0;
-  for (const double value : values) squares += (value - out.mean) * (value - out.mean);
-  out.std = std::sqrt(squares / count);
-  out.median = percentile(values, 50.0);
-  for (const double percent : percents) out.percentiles.emplace_back(percent, percentile(values, percent));
-  return out;
-}
 
 absl::StatusOr<Slo> parse_slo(std::string_view text) {
   Slo slo;
