@@ -8,6 +8,7 @@
 
 #include "base/rng.h"
 #include "model/file_map.h"
+#include "plan/traffic.h"
 
 namespace moesaic {
 namespace {
@@ -34,12 +35,6 @@ void append_ids(Rng rng, int64_t count, int64_t vocab_size, std::vector<int32_t>
   for (int64_t i = 0; i < count; ++i) {
     ids->push_back(static_cast<int32_t>(first + static_cast<int64_t>(rng.below(vocab_size - first))));
   }
-}
-
-int64_t draw_length(Rng& rng, int64_t length, double ratio) {
-  const auto low = static_cast<int64_t>(std::floor(static_cast<double>(length) * (1.0 - ratio)));
-  const auto high = static_cast<int64_t>(std::ceil(static_cast<double>(length) * (1.0 + ratio)));
-  return std::max<int64_t>(low + static_cast<int64_t>(rng.below(high - low + 1)), 1);
 }
 
 std::vector<LoadPrompt> random_prompts(const DatasetOptions& options) {
