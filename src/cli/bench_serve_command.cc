@@ -9,10 +9,10 @@
 
 #include "base/log.h"
 #include "cli/command.h"
-#include "plan/arrivals.h"
 #include "cli/load_dataset.h"
 #include "cli/load_report.h"
 #include "cli/load_run.h"
+#include "plan/arrivals.h"
 
 namespace moesaic {
 namespace {
