@@ -28,6 +28,8 @@ absl::StatusOr<EnginePlan> plan_engine(const ModelSettings& settings, const Mode
                                        int64_t available_bytes);
 // Sets the token budget of a step (at least one for each running request) and the limits that follow from it.
 void set_step_tokens(int64_t num_tokens, EnginePlan* plan);
+// What an Engine for the plan is made with.
+EngineOptions engine_options(const ModelSettings& settings, const ModelConfig& config, const EnginePlan& plan);
 // --context-length, or without it the model's max_position_embeddings. Error: more than those.
 absl::StatusOr<int64_t> pick_context(const ModelSettings& settings, const ModelConfig& config);
 // MemAvailable of /proc/meminfo; 4 GiB where there is none.
