@@ -4,7 +4,7 @@
 
 #include "cli/command.h"
 #include "cli/model_host.h"
-#include "cli/plan_settings.h"
+#include "plan/deployment_settings.h"
 #include "cost/model_catalog.h"
 #include "model/file_map.h"
 #include "plan/sim_report.h"
