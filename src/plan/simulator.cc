@@ -100,10 +100,11 @@ class Simulation {
   }
 
   void on_output(size_t index, const RequestOutput& output) {
-    SimRecord& record = result_.records[index];
     const int64_t at_ns = output.times.output_ns - start_ns_;
-    if (record.first_ns == 0 && !output.token_ids.empty()) record.first_ns = at_ns;
+    const bool is_first = output.num_output_tokens > 0 && output.num_output_tokens == std::ssize(output.token_ids);
+    if (is_first) result_.records[index].first_ns = at_ns;
     if (output.finish_reason == FinishReason::kNone) return;
+    SimRecord& record = result_.records[index];
     record.last_ns = at_ns;
     record.num_output = output.num_output_tokens;
     record.num_cached = output.num_cached_tokens;
