@@ -51,6 +51,7 @@ Command bench_ops_command();
 Command bench_generate_command();
 Command bench_sched_command();
 Command bench_serve_command();
+Command bench_steps_command();
 Command simulate_command();
 
 // All of them, in the order of the help.

@@ -150,6 +150,23 @@ absl::StatusOr<std::vector<LoadPrompt>> parse_mooncake(std::string_view lines, c
   return prompts;
 }
 
+namespace {
+
+// A trace of `simulate`, with the same prompts but for the vocabulary.
+absl::StatusOr<std::vector<LoadPrompt>> load_trace(std::string_view lines, const DatasetOptions& options) {
+  const absl::StatusOr<std::vector<TrafficRequest>> traffic = parse_trace(lines, options.num_prompts);
+  if (!traffic.ok()) return annotate(traffic.status(), "--dataset-path");
+  std::vector<LoadPrompt> prompts;
+  for (const TrafficRequest& request : *traffic) {
+    prompts.push_back({.ids = prompt_tokens(request, std::ssize(prompts), options.seed, options.vocab_size),
+                       .output_len = request.num_output,
+                       .due_s = static_cast<double>(request.due_ns) * 1e-9});
+  }
+  return prompts;
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<LoadPrompt>> load_dataset(const DatasetOptions& options) {
   if (options.name == "random") return random_prompts(options);
   if (options.name == "generated-shared-prefix") return shared_prefix_prompts(options);
@@ -157,7 +174,8 @@ absl::StatusOr<std::vector<LoadPrompt>> load_dataset(const DatasetOptions& optio
     return absl::InvalidArgumentError(str_cat("--dataset-name ", options.name, " needs --dataset-path"));
   }
   MOESAIC_ASSIGN_OR_RETURN(const std::string lines, read_text_file(options.path, kMaxFileBytes));
-  return options.name == "custom" ? parse_custom(lines, options) : parse_mooncake(lines, options);
+  if (options.name == "custom") return parse_custom(lines, options);
+  return options.name == "trace" ? load_trace(lines, options) : parse_mooncake(lines, options);
 }
 
 std::string words_of(const std::vector<int32_t>& ids) {

@@ -151,7 +151,8 @@ EngineOptions engine_options(const ModelSettings& settings, const ModelConfig& c
           .synthetic_acceptance = settings.synthetic_acceptance};
 }
 
-absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& settings, const TestHooks& hooks) {
+absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& settings, const TestHooks& hooks,
+                                                           const WrapExecutor& wrap) {
   std::unique_ptr<ModelHost> host(new ModelHost());
   MOESAIC_ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::load(settings.model_path));
   const int64_t available_bytes = available_memory_bytes();
@@ -192,14 +193,15 @@ absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& 
   };
   EngineOptions options = engine_options(settings, config, plan);
   options.hooks = hooks;
-  host->engine_ = std::make_unique<Engine>(
-      std::move(options),
+  std::unique_ptr<Executor> executor =
       std::make_unique<ModelExecutor>(ModelExecutorOptions{.layout = plan.model.layout,
                                                            .vocab_size = config.vocab_size,
                                                            .max_low_latency_tokens = plan.model.max_decode_tokens,
                                                            .max_draft_depth = plan.max_draft_depth},
-                                      run_ranks),
-      host->tokenizer_.get(), real_clock());
+                                      run_ranks);
+  if (wrap) executor = wrap(std::move(executor));
+  host->engine_ =
+      std::make_unique<Engine>(std::move(options), std::move(executor), host->tokenizer_.get(), real_clock());
   return host;
 }
 

@@ -38,10 +38,14 @@ int64_t available_memory_bytes();
 // Calls `print` with "12 %" and the like at most every 10 % of the bytes.
 std::function<void(int64_t, int64_t)> progress_printer(std::function<void(const std::string&)> print);
 
+using WrapExecutor = std::function<std::unique_ptr<Executor>(std::unique_ptr<Executor>)>;
+
 class ModelHost {
  public:
-  // Progress goes to the log. Errors of config, checkpoint and tokenizer name the file.
-  static absl::StatusOr<std::unique_ptr<ModelHost>> load(const ModelSettings& settings, const TestHooks& hooks);
+  // Progress goes to the log. Errors of config, checkpoint and tokenizer name the file. `wrap` (may be empty) puts
+  // another executor around the model's before the engine gets it.
+  static absl::StatusOr<std::unique_ptr<ModelHost>> load(const ModelSettings& settings, const TestHooks& hooks,
+                                                         const WrapExecutor& wrap = {});
   ~ModelHost();
 
   Engine& engine() { return *engine_; }

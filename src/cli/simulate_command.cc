@@ -4,20 +4,23 @@
 
 #include "cli/command.h"
 #include "cli/model_host.h"
-#include "plan/deployment_settings.h"
 #include "cost/model_catalog.h"
 #include "model/file_map.h"
+#include "plan/deployment_settings.h"
 #include "plan/sim_report.h"
 #include "plan/simulator.h"
+#include "plan/step_table.h"
 
 namespace moesaic {
 namespace {
 
 constexpr int64_t kMaxTraceBytes = 4ll << 30;
+constexpr int64_t kMaxTableBytes = 16 << 20;
 
 struct SimulateConfig {
   std::string command_line;
   DeploymentSettings deployment;
+  std::string steps;
   ModelSettings engine;
   std::string trace;
   TrafficOptions traffic = {.arrivals = {.request_rate = 1.0}};
@@ -68,6 +71,11 @@ void declare_traffic(ConfigFields& fields, SimulateConfig& config) {
 void declare(ConfigFields& fields, SimulateConfig& config) {
   config.deployment.hardware = "h200";
   add_deployment_fields(fields, config.deployment);
+  fields.add("steps", &config.steps)
+      .doc(
+          "Table of `bench steps`: step times measured on that machine instead of the cost model's; the KV cache is "
+          "then "
+          "what `serve` would take here");
   add_engine_fields(fields, config.engine);
   declare_traffic(fields, config);
   fields.add("goodput", &config.goodput)
@@ -103,6 +111,25 @@ std::string describe_traffic(const SimulateConfig& config, const std::vector<Tra
   return text;
 }
 
+absl::StatusOr<std::unique_ptr<StepTimer>> make_timer(const SimulateConfig& config, const Deployment& deployment) {
+  if (config.steps.empty()) {
+    MOESAIC_ASSIGN_OR_RETURN(CostStepTimer timer, CostStepTimer::make(deployment));
+    return std::make_unique<CostStepTimer>(std::move(timer));
+  }
+  if (config.engine.synthetic_acceptance >= 0) {
+    return absl::InvalidArgumentError(
+        "--steps: the table has no times of a draft module; leave --synthetic-acceptance");
+  }
+  MOESAIC_ASSIGN_OR_RETURN(const std::string json, read_text_file(config.steps, kMaxTableBytes));
+  absl::StatusOr<StepTable> table = StepTable::parse(json);
+  if (!table.ok()) return annotate(table.status(), str_cat("--steps ", config.steps));
+  if (table->layout != deployment.layout.to_string()) {
+    return absl::InvalidArgumentError(str_cat("--steps ", config.steps, " was measured with ", table->layout,
+                                              ", and the deployment is ", deployment.layout.to_string()));
+  }
+  return std::make_unique<TableStepTimer>(*std::move(table));
+}
+
 // The engine that `serve` would make of the same settings, with the KV cache that the hardware's memory leaves.
 absl::StatusOr<EngineOptions> plan_sim_engine(const SimulateConfig& config, const Deployment& deployment) {
   ModelSettings settings = config.engine;
@@ -116,9 +143,9 @@ absl::StatusOr<EngineOptions> plan_sim_engine(const SimulateConfig& config, cons
   // Twice: what a step may hold decides the buffers, and these decide the KV cache.
   int64_t& kv_tokens = settings.max_total_tokens;
   const bool kv_given = kv_tokens > 0;
-  if (!kv_given) kv_tokens = deployment.model.max_position_embeddings;
+  if (!kv_given && config.steps.empty()) kv_tokens = deployment.model.max_position_embeddings;
   MOESAIC_ASSIGN_OR_RETURN(EnginePlan plan, plan_engine(settings, deployment.model, available_memory_bytes()));
-  if (!kv_given) {
+  if (!kv_given && config.steps.empty()) {
     const RankMemory memory =
         plan_rank_memory(deployment, {.max_step_tokens = plan.model.max_tokens_per_step,
                                       .max_decode_tokens = int64_t{settings.max_running_requests}});
@@ -154,7 +181,7 @@ absl::Status run(SimulateConfig& config) {
   MOESAIC_ASSIGN_OR_RETURN(const Slo slo, parse_slo(config.goodput));
   MOESAIC_ASSIGN_OR_RETURN(const std::vector<double> percents, parse_percents(config.percentiles));
   MOESAIC_ASSIGN_OR_RETURN(const Deployment deployment, make_deployment(config.deployment));
-  MOESAIC_ASSIGN_OR_RETURN(const CostStepTimer timer, CostStepTimer::make(deployment));
+  MOESAIC_ASSIGN_OR_RETURN(const std::unique_ptr<StepTimer> timer, make_timer(config, deployment));
   MOESAIC_ASSIGN_OR_RETURN(const EngineOptions engine, plan_sim_engine(config, deployment));
   MOESAIC_ASSIGN_OR_RETURN(const std::vector<TrafficRequest> traffic, load_traffic(config));
   if (!config.traffic_out.empty()) {
@@ -166,10 +193,10 @@ absl::Status run(SimulateConfig& config) {
                               .seed = config.traffic.arrivals.seed,
                               .max_concurrency = config.max_concurrency,
                               .record_trace = !config.trace_out.empty()};
-  MOESAIC_ASSIGN_OR_RETURN(const SimResult result, simulate(options, traffic, timer));
+  MOESAIC_ASSIGN_OR_RETURN(const SimResult result, simulate(options, traffic, *timer));
   const SimSettings settings = {
       .command = config.command_line,
-      .timer = timer.source(),
+      .timer = timer->source(),
       .traffic = describe_traffic(config, traffic),
       .assumptions = {str_cat("KV cache: ", int64_t{engine.num_kv_blocks} * engine.kv_block_tokens,
                               " tokens a DP rank; at most ", engine.max_running_requests, " running requests and ",
