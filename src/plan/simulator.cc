@@ -46,20 +46,41 @@ class Simulation {
     // The first request that is taken starts the engine thread, which takes over from here.
     bool started = false;
     while (!started && next_ < traffic_.size()) started = submit_next();
-    while (started && !done_.pop_for(kDonePollMs)) {
-      if (!engine_->healthy()) return absl::InternalError("the engine is dead; the log says why");
-    }
+    if (started) MOESAIC_RETURN_IF_ERROR(wait_until_done());
+    if (!started) result_.stats = engine_->stats();  // all were refused
+    if (options_.record_trace) MOESAIC_RETURN_IF_ERROR(take_trace());
     engine_->drain(kDrainMs);  // the engine thread has left the last sink
     MOESAIC_RETURN_IF_ERROR(engine_->check_at_rest());
     result_.duration_s = static_cast<double>(last_end_ns_ - result_.records[0].start_ns) * 1e-9;
-    if (options_.record_trace) {
-      MOESAIC_ASSIGN_OR_RETURN(result_.trace_json, engine_->stop_profile());
-    }
-    result_.stats = engine_->stats();
     return std::move(result_);
   }
 
  private:
+  absl::Status wait_until_done() {
+    while (!done_.pop_for(kDonePollMs)) {
+      if (!engine_->healthy()) return absl::InternalError("the engine is dead; the log says why");
+    }
+    return absl::OkStatus();
+  }
+
+  // The last sink is called inside the last step. One more request makes sure that this step has ended and is in the
+  // timeline; the timeline is closed as soon as the request's own step executes.
+  absl::Status take_trace() {
+    takes_trace_ = true;
+    Request request;
+    request.id = traffic_.size();
+    request.prompt_ids = {0};
+    request.max_tokens = 1;
+    MOESAIC_RETURN_IF_ERROR(engine_->submit(std::move(request), [this](const RequestOutput&) { finish(); }));
+    MOESAIC_RETURN_IF_ERROR(wait_until_done());
+    return trace_status_;
+  }
+
+  void finish() {
+    const bool pushed = done_.try_push(true);
+    MOESAIC_CHECK(pushed);
+  }
+
   int64_t now_ns() const { return clock_.now_ns() - start_ns_; }
   void set_now(int64_t ns) {
     if (ns > now_ns()) clock_.advance_ns(ns - now_ns());
@@ -111,7 +132,9 @@ class Simulation {
     on_end(index, output.error);
     // The next ones: those that waited for a place, and if nobody is left, whoever comes first.
     while (may_submit() && (traffic_[next_].due_ns <= now_ns() || num_open_ == 0)) submit_next();
-    if (num_ended_ == traffic_.size() && !done_.try_push(true)) MOESAIC_CHECK(false);
+    if (num_ended_ < traffic_.size()) return;
+    result_.stats = engine_->stats();
+    finish();
   }
 
   void on_end(size_t index, const absl::Status& error) {
@@ -127,6 +150,12 @@ class Simulation {
 
   void record_step(const StepWork& work, int64_t duration_ns) {
     if (!engine_) return;  // the engine measures its steps
+    if (takes_trace_) {
+      absl::StatusOr<std::string> json = engine_->stop_profile();
+      trace_status_ = json.status();
+      if (json.ok()) result_.trace_json = *std::move(json);
+      return;
+    }
     SimTotals& totals = result_.totals;
     SimStep step{.begin_ns = now_ns(), .duration_ns = duration_ns};
     int64_t tokens = 0, most_tokens = 0, rows = 0, most_rows = 0;
@@ -166,6 +195,8 @@ class Simulation {
   int64_t num_open_ = 0;
   size_t num_ended_ = 0;
   int64_t last_end_ns_ = 0;
+  bool takes_trace_ = false;
+  absl::Status trace_status_;
   SimResult result_;
   BoundedQueue<bool> done_;
   std::unique_ptr<Engine> engine_;  // last: its thread uses all of the above

@@ -132,7 +132,8 @@ TEST(Simulator, SameSeedSameResult) {
     EXPECT_EQ(one.records[i].last_ns, two.records[i].last_ns);
     EXPECT_EQ(one.records[i].num_output, traffic[i].num_output);
   }
-  EXPECT_EQ(one.trace_json, two.trace_json);
+  EXPECT_TRUE(one.trace_json == two.trace_json);  // gtest's comparison of such long texts takes minutes
+  EXPECT_THAT(one.trace_json, testing::Not(testing::HasSubstr("request 300\"")));
   EXPECT_GT(one.stats.preemptions_total, 0);
   EXPECT_GT(one.stats.speculation->accepted_tokens_total, 0);
   const double right = static_cast<double>(one.stats.speculation->accepted_tokens_total) /
