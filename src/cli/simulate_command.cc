@@ -26,7 +26,7 @@ struct SimulateConfig {
   TrafficOptions traffic = {.arrivals = {.request_rate = 1.0}};
   int64_t max_concurrency = 0;
   std::string goodput;
-  std::string percentiles = "50,90,95,99";
+  std::string percentiles = "90,99";
   bool json = false;
   std::string trace_out;
   std::string report;
@@ -180,10 +180,10 @@ absl::Status write_outputs(const SimulateConfig& config, const SimResult& result
 absl::Status run(SimulateConfig& config) {
   MOESAIC_ASSIGN_OR_RETURN(const Slo slo, parse_slo(config.goodput));
   MOESAIC_ASSIGN_OR_RETURN(const std::vector<double> percents, parse_percents(config.percentiles));
+  MOESAIC_ASSIGN_OR_RETURN(const std::vector<TrafficRequest> traffic, load_traffic(config));
   MOESAIC_ASSIGN_OR_RETURN(const Deployment deployment, make_deployment(config.deployment));
   MOESAIC_ASSIGN_OR_RETURN(const std::unique_ptr<StepTimer> timer, make_timer(config, deployment));
   MOESAIC_ASSIGN_OR_RETURN(const EngineOptions engine, plan_sim_engine(config, deployment));
-  MOESAIC_ASSIGN_OR_RETURN(const std::vector<TrafficRequest> traffic, load_traffic(config));
   if (!config.traffic_out.empty()) {
     std::string lines;
     for (const TrafficRequest& request : traffic) lines += trace_line(request);

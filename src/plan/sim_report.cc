@@ -54,40 +54,42 @@ void fill_engine_figures(const SimResult& result, SimFigures* figures) {
                               static_cast<double>(result.stats.speculation->draft_tokens_total));
 }
 
-// Name, value, unit, decimals in the text; in the order of the answer.
+// In the order of the answer.
 struct Line {
   const char* name;
   double value;
   const char* unit;
 };
 
-std::vector<Line> load_lines(const SimFigures& f) {
-  return {{"Requests completed", static_cast<double>(f.completed), ""},
-          {"Requests refused or failed", static_cast<double>(f.failed), ""},
-          {"Duration", f.duration_s, "s"},
-          {"Input tokens", static_cast<double>(f.total_input_tokens), ""},
-          {"of them cached", static_cast<double>(f.total_cached_tokens), ""},
-          {"Output tokens", static_cast<double>(f.total_output_tokens), ""},
-          {"Request throughput", f.request_throughput, "1/s"},
-          {"Request goodput", f.request_goodput, "1/s"},
-          {"Output token throughput", f.output_throughput, "tok/s"},
-          {"Total token throughput", f.total_token_throughput, "tok/s"}};
+std::vector<Line> load_lines(const SimFigures& f, const Slo& slo) {
+  std::vector<Line> lines = {{"Requests completed", static_cast<double>(f.completed), ""},
+                             {"Requests refused or failed", static_cast<double>(f.failed), ""},
+                             {"Duration", f.duration_s, "s"},
+                             {"Input tokens", static_cast<double>(f.total_input_tokens), ""},
+                             {"of them cached", static_cast<double>(f.total_cached_tokens), ""},
+                             {"Output tokens", static_cast<double>(f.total_output_tokens), ""},
+                             {"Request throughput", f.request_throughput, "1/s"},
+                             {"Output token throughput", f.output_throughput, "tok/s"},
+                             {"Total token throughput", f.total_token_throughput, "tok/s"}};
+  if (slo.any()) lines.push_back({"Request goodput", f.request_goodput, "1/s"});
+  return lines;
 }
 
 std::vector<Line> engine_lines(const SimFigures& f, const SimResult& result) {
-  return {{"Steps", static_cast<double>(result.totals.num_steps), ""},
-          {"Mean step", f.mean_step_ms, "ms"},
-          {"Time inside steps", f.busy_share * 100, "%"},
-          {"Running sequences, mean", f.mean_running, ""},
-          {"Queue, mean", f.mean_queued, ""},
-          {"Queue, most", f.max_queued, ""},
-          {"KV blocks in use, mean", f.mean_kv_use * 100, "%"},
-          {"KV blocks in use, most", f.max_kv_use * 100, "%"},
-          {"Preemptions", static_cast<double>(result.stats.preemptions_total), ""},
-          {"Balancedness of tokens over DP ranks", f.token_balancedness, ""},
-          {"Balancedness of KV rows over DP ranks", f.kv_balancedness, ""},
-          {"Prompt tokens computed", f.prefill_throughput, "tok/s"},
-          {"Guesses that were right", f.acceptance * 100, "%"}};
+  std::vector<Line> lines = {{"Steps", static_cast<double>(result.totals.num_steps), ""},
+                             {"Mean step", f.mean_step_ms, "ms"},
+                             {"Time inside steps", f.busy_share * 100, "%"},
+                             {"Running sequences, mean", f.mean_running, ""},
+                             {"Queue, mean", f.mean_queued, ""},
+                             {"Queue, most", f.max_queued, ""},
+                             {"KV blocks in use, mean", f.mean_kv_use * 100, "%"},
+                             {"KV blocks in use, most", f.max_kv_use * 100, "%"},
+                             {"Preemptions", static_cast<double>(result.stats.preemptions_total), ""},
+                             {"Balancedness of tokens over DP ranks", f.token_balancedness, ""},
+                             {"Balancedness of KV rows over DP ranks", f.kv_balancedness, ""},
+                             {"Prompt tokens computed", f.prefill_throughput, "tok/s"}};
+  if (result.stats.speculation) lines.push_back({"Guesses that were right", f.acceptance * 100, "%"});
+  return lines;
 }
 
 struct NamedDistribution {
@@ -185,7 +187,7 @@ SimFigures make_figures(const SimResult& result, const Slo& slo, std::span<const
 
 std::string figures_text(const SimFigures& figures, const SimResult& result, const SimSettings& settings) {
   std::string out = fmt::format("Simulated; step times {}\n", settings.timer);
-  for (const std::vector<Line>& lines : {load_lines(figures), engine_lines(figures, result)}) {
+  for (const std::vector<Line>& lines : {load_lines(figures, settings.slo), engine_lines(figures, result)}) {
     for (const Line& line : lines) {
       out += fmt::format("{:<40}{:>14} {}\n", line.name, format_number(line.value), line.unit);
     }
@@ -266,7 +268,7 @@ Report sim_report(const SimFigures& figures, const SimResult& result, const SimS
   load.charts.push_back(time_chart(result, "Requests", "requests",
                                    {{"running", [](const Interval& i) { return i.num_running; }},
                                     {"waiting", [](const Interval& i) { return i.num_queued; }}}));
-  load.tables.push_back(lines_table("What was served", load_lines(figures)));
+  load.tables.push_back(lines_table("What was served", load_lines(figures, settings.slo)));
   Section& engine = report.sections.emplace_back(Section{.title = "Inside the instance"});
   engine.charts.push_back(time_chart(result, "Step time", "ms", {{"mean step", [](const Interval& i) {
                                                                     return ratio(i.busy_s, i.num_steps) * 1e3;

@@ -6,6 +6,7 @@ The page is drawn by headless chromium where there is one; otherwise that case i
 """
 import json
 import os
+import pathlib
 import re
 import shutil
 import struct
@@ -51,7 +52,7 @@ class SimulateTest(unittest.TestCase):
         def outputs():
             flags = ["--json", "--trace-out", self.path("t.json"), "--report", self.path("r.html")]
             text = simulate(*SMALL, *flags)
-            return [text] + [open(self.path(name), encoding="utf-8").read() for name in ("t.json", "r.html")]
+            return [text] + [pathlib.Path(self.path(name)).read_text(encoding="utf-8") for name in ("t.json", "r.html")]
         first = outputs()
         self.assertEqual(first, outputs())
         figures = json.loads(first[0])
@@ -70,10 +71,25 @@ class SimulateTest(unittest.TestCase):
         for name in ("duration", "mean_ttft_ms", "p99_tpot_ms", "num_steps"):
             self.assertEqual(made[name], read[name])
 
+    def test_steps_that_were_measured_here(self):
+        limits = ["--max-running-requests", "2", "--chunked-prefill-size", "64", "--context-length", "256"]
+        subprocess.run([BINARY, "bench", "steps", MODEL, "--threads", "1", "-r", "1", "--out", self.path("steps.json"),
+                        "--device", "the test's machine", *limits], check=True, capture_output=True, timeout=120)
+        table = json.loads(pathlib.Path(self.path("steps.json")).read_text(encoding="utf-8"))
+        self.assertEqual(table["decode_tokens"], [0, 1, 2])
+        self.assertEqual(table["prefill_tokens"], [0, 16, 64])
+        self.assertTrue(all(time > 0 for time in table["step_s"][1:]), table)
+        flags = ["--model", MODEL, "--steps", self.path("steps.json"), *limits, "--num-prompts", "30", "--request-rate",
+                 "20", "--random-input-len", "100", "--random-output-len", "20", "--json"]
+        figures = json.loads(simulate(*flags))
+        self.assertEqual(figures["completed"], 30)
+        self.assertIn("measured: tiny-deepseek-v3 on the test's machine, EP1", figures["step_times"])
+        self.assertIn("EP1", simulate(*flags, "--ep", "2", expect=2))
+
     def test_bad_input_names_what_is_wrong(self):
         with open(self.path("bad.jsonl"), "w", encoding="utf-8") as file:
             file.write('{"time": 0, "input": 5, "output": 2}\n{"time": 1, "input": 5, "output": 0}\n')
-        message = simulate("--trace", self.path("bad.jsonl"), expect=2)
+        message = simulate("--ep", "16", "--trace", self.path("bad.jsonl"), expect=2)
         self.assertIn("line 2", message)
         self.assertIn('"output"', message)
         self.assertIn("h200", simulate("--hardware", "h2000", expect=2))
