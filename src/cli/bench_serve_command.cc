@@ -9,10 +9,10 @@
 
 #include "base/log.h"
 #include "cli/command.h"
-#include "cli/load_arrivals.h"
 #include "cli/load_dataset.h"
 #include "cli/load_report.h"
 #include "cli/load_run.h"
+#include "plan/arrivals.h"
 
 namespace moesaic {
 namespace {
@@ -58,11 +58,12 @@ void declare_dataset(ConfigFields& fields, DatasetOptions& dataset) {
     fields.add(name, value).range(1, 1 << 24).unit("tokens").doc(doc);
   };
   fields.add("dataset-name", &dataset.name)
-      .choices({"random", "generated-shared-prefix", "custom", "mooncake"})
+      .choices({"random", "generated-shared-prefix", "custom", "mooncake", "trace"})
       .doc("Where prompts come from; the last two read --dataset-path");
   fields.add("dataset-path", &dataset.path)
       .doc(
-          "custom: JSON lines {\"prompt\", \"output_tokens\"}; mooncake: JSON lines {\"timestamp\", "
+          "trace: what simulate --trace reads; custom: JSON lines {\"prompt\", \"output_tokens\"}; mooncake: JSON "
+          "lines {\"timestamp\", "
           "\"input_length\", \"output_length\", \"hash_ids\"}, sent at their times");
   fields.add("num-prompts", &dataset.num_prompts).range(1, 1e7).doc("Requests; of a file, at most so many");
   fields.add("seed", &dataset.seed).doc("Same seed, same prompts and arrivals");

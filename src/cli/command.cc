@@ -50,7 +50,7 @@ std::vector<Command> all_commands() {
   std::vector<Command> commands = {serve_command(),          generate_command(),    eval_command(),
                                    tokenize_command(),       inspect_command(),     bench_ops_command(),
                                    bench_generate_command(), bench_sched_command(), bench_experts_command(),
-                                   bench_serve_command()};
+                                   bench_serve_command(),    bench_steps_command(), simulate_command()};
   for (const Command& command : plan_commands()) commands.push_back(command);
   return commands;
 }

@@ -25,6 +25,10 @@ Command make_command(const char* name, const char* about) {
     ConfigFields fields(str_cat("moesaic ", command.name), command.about);
     kDeclare(fields, config);
     MOESAIC_RETURN_IF_ERROR(fields.parse(args));
+    // For answers that repeat how to get them again.
+    if constexpr (requires { config.command_line; }) {
+      config.command_line = str_cat("moesaic ", command.name, args.empty() ? "" : " ", str_join(args, " "));
+    }
     if (!fields.help_wanted()) return kRun(config);
     std::fputs(fields.help().c_str(), stdout);
     return absl::OkStatus();
@@ -48,6 +52,8 @@ Command bench_generate_command();
 Command bench_sched_command();
 Command bench_experts_command();
 Command bench_serve_command();
+Command bench_steps_command();
+Command simulate_command();
 
 // All of them, in the order of the help.
 std::vector<Command> all_commands();

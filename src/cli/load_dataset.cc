@@ -8,6 +8,7 @@
 
 #include "base/rng.h"
 #include "model/file_map.h"
+#include "plan/traffic.h"
 
 namespace moesaic {
 namespace {
@@ -34,12 +35,6 @@ void append_ids(Rng rng, int64_t count, int64_t vocab_size, std::vector<int32_t>
   for (int64_t i = 0; i < count; ++i) {
     ids->push_back(static_cast<int32_t>(first + static_cast<int64_t>(rng.below(vocab_size - first))));
   }
-}
-
-int64_t draw_length(Rng& rng, int64_t length, double ratio) {
-  const auto low = static_cast<int64_t>(std::floor(static_cast<double>(length) * (1.0 - ratio)));
-  const auto high = static_cast<int64_t>(std::ceil(static_cast<double>(length) * (1.0 + ratio)));
-  return std::max<int64_t>(low + static_cast<int64_t>(rng.below(high - low + 1)), 1);
 }
 
 std::vector<LoadPrompt> random_prompts(const DatasetOptions& options) {
@@ -155,6 +150,23 @@ absl::StatusOr<std::vector<LoadPrompt>> parse_mooncake(std::string_view lines, c
   return prompts;
 }
 
+namespace {
+
+// A trace of `simulate`, with the same prompts but for the vocabulary.
+absl::StatusOr<std::vector<LoadPrompt>> load_trace(std::string_view lines, const DatasetOptions& options) {
+  const absl::StatusOr<std::vector<TrafficRequest>> traffic = parse_trace(lines, options.num_prompts);
+  if (!traffic.ok()) return annotate(traffic.status(), "--dataset-path");
+  std::vector<LoadPrompt> prompts;
+  for (const TrafficRequest& request : *traffic) {
+    prompts.push_back({.ids = prompt_tokens(request, std::ssize(prompts), options.seed, options.vocab_size),
+                       .output_len = request.num_output,
+                       .due_s = static_cast<double>(request.due_ns) * 1e-9});
+  }
+  return prompts;
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<LoadPrompt>> load_dataset(const DatasetOptions& options) {
   if (options.name == "random") return random_prompts(options);
   if (options.name == "generated-shared-prefix") return shared_prefix_prompts(options);
@@ -162,7 +174,8 @@ absl::StatusOr<std::vector<LoadPrompt>> load_dataset(const DatasetOptions& optio
     return absl::InvalidArgumentError(str_cat("--dataset-name ", options.name, " needs --dataset-path"));
   }
   MOESAIC_ASSIGN_OR_RETURN(const std::string lines, read_text_file(options.path, kMaxFileBytes));
-  return options.name == "custom" ? parse_custom(lines, options) : parse_mooncake(lines, options);
+  if (options.name == "custom") return parse_custom(lines, options);
+  return options.name == "trace" ? load_trace(lines, options) : parse_mooncake(lines, options);
 }
 
 std::string words_of(const std::vector<int32_t>& ids) {

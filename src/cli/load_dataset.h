@@ -19,8 +19,8 @@ struct LoadPrompt {
 };
 
 struct DatasetOptions {
-  std::string name = "random";  // random, generated-shared-prefix, custom, mooncake
-  std::string path;             // of custom and mooncake
+  std::string name = "random";  // random, generated-shared-prefix, custom, mooncake, trace
+  std::string path;             // of custom, mooncake and trace
   int64_t num_prompts = 1000;   // at most so many of a file
   uint64_t seed = 0;
   int64_t vocab_size = 4000;  // random ids are below

@@ -3,11 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <numeric>
 
-#include "base/check.h"
 #include "base/strings.h"
 
 namespace moesaic {
@@ -63,79 +60,7 @@ int64_t most_at_once(std::span<const RequestRecord> records) {
   return most;
 }
 
-absl::StatusOr<double> parse_number(std::string_view text) {
-  double value = 0.0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value) || value < 0) {
-    return absl::InvalidArgumentError(str_cat("expected a number from 0 on, found \"", text, "\""));
-  }
-  return value;
-}
-
-std::vector<std::string_view> split(std::string_view text) {
-  std::vector<std::string_view> parts;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find_first_of(" ,", begin), text.size());
-    if (end > begin) parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
-
 }  // namespace
-
-double percentile(std::span<const double> sorted, double percent) {
-  MOESAIC_CHECK(!sorted.empty());
-  const double rank = percent / 100.0 * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<size_t>(std::floor(rank));
-  const size_t above = std::min(below + 1, sorted.size() - 1);
-  return sorted[below] + (rank - std::floor(rank)) * (sorted[above] - sorted[below]);
-}
-
-Distribution distribution(std::vector<double> values, std::span<const double> percents) {
-  Distribution out;
-  if (values.empty()) values = {0.0};
-  std::sort(values.begin(), values.end());
-  const auto count = static_cast<double>(values.size());
-  out.mean = std::accumulate(values.begin(), values.end(), 0.0) / count;
-  double squares = 0.0;
-  for (const double value : values) squares += (value - out.mean) * (value - out.mean);
-  out.std = std::sqrt(squares / count);
-  out.median = percentile(values, 50.0);
-  for (const double percent : percents) out.percentiles.emplace_back(percent, percentile(values, percent));
-  return out;
-}
-
-absl::StatusOr<Slo> parse_slo(std::string_view text) {
-  Slo slo;
-  for (const std::string_view part : split(text)) {
-    const size_t colon = std::min(part.find(':'), part.size());
-    const std::string_view name = part.substr(0, colon);
-    std::optional<double>* target = name == "ttft"   ? &slo.ttft_ms
-                                    : name == "tpot" ? &slo.tpot_ms
-                                    : name == "e2el" ? &slo.e2el_ms
-                                                     : nullptr;
-    if (target == nullptr || colon == part.size()) {
-      return absl::InvalidArgumentError(str_cat("--goodput expects ttft:MS, tpot:MS or e2el:MS, found \"", part, "\""));
-    }
-    if (target->has_value()) return absl::InvalidArgumentError(str_cat("--goodput: ", name, " is given twice"));
-    const absl::StatusOr<double> value = parse_number(part.substr(colon + 1));
-    if (!value.ok()) return annotate(value.status(), "--goodput");
-    *target = *value;
-  }
-  return slo;
-}
-
-absl::StatusOr<std::vector<double>> parse_percents(std::string_view text) {
-  std::vector<double> percents;
-  for (const std::string_view part : split(text)) {
-    const absl::StatusOr<double> value = parse_number(part);
-    if (!value.ok()) return annotate(value.status(), "--metric-percentiles");
-    if (*value > 100.0) return absl::InvalidArgumentError(str_cat("--metric-percentiles: ", part, " is above 100"));
-    percents.push_back(*value);
-  }
-  return percents;
-}
 
 LoadReport make_report(const LoadSettings& settings, std::span<const RequestRecord> records, double duration_s) {
   LoadReport report{.settings = settings, .duration_s = duration_s};

@@ -12,34 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/distribution.h"
 #include "base/status.h"
 #include "cli/load_record.h"
+#include "plan/slo.h"
 
 namespace moesaic {
-
-struct Distribution {
-  double mean = 0.0;
-  double median = 0.0;
-  double std = 0.0;                                    // of the population
-  std::vector<std::pair<double, double>> percentiles;  // which -> value
-};
-
-// Linear between the two nearest ranks, as numpy has it. `sorted` ascending, not empty; `percent` 0 to 100.
-double percentile(std::span<const double> sorted, double percent);
-// All zero without values.
-Distribution distribution(std::vector<double> values, std::span<const double> percents);
-
-// Upper bounds in milliseconds; a request is good if it keeps all that are given.
-struct Slo {
-  std::optional<double> ttft_ms;
-  std::optional<double> tpot_ms;
-  std::optional<double> e2el_ms;
-  bool any() const { return ttft_ms || tpot_ms || e2el_ms; }
-};
-// "ttft:200 tpot:50", separated by spaces or commas.
-absl::StatusOr<Slo> parse_slo(std::string_view text);
-// "90,95,99"
-absl::StatusOr<std::vector<double>> parse_percents(std::string_view text);
 
 struct LoadSettings {   // what was asked for, as the report repeats it
   std::string backend;  // "openai" or "openai-chat"

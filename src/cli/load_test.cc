@@ -1,4 +1,4 @@
-// The parts of `bench serve`: arrivals, data sets, records, statistics.
+// The parts of `bench serve`: data sets, records, statistics.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +7,6 @@
 #include <set>
 
 #include "base/strings.h"
-#include "cli/load_arrivals.h"
 #include "cli/load_dataset.h"
 #include "cli/load_record.h"
 #include "cli/load_report.h"
@@ -19,41 +18,6 @@ using testing::DoubleNear;
 using testing::HasSubstr;
 
 constexpr int64_t kMs = 1'000'000;
-
-TEST(LoadArrivals, GapsHaveTheirMeanAndSpread) {
-  constexpr int64_t kCount = 200'000;
-  constexpr double kRate = 50.0;
-  for (const double burstiness : {0.5, 1.0, 4.0}) {
-    const std::vector<double> times =
-        arrival_times({.request_rate = kRate, .burstiness = burstiness, .seed = 7}, kCount);
-    double sum = 0.0, squares = 0.0, last = 0.0, above_mean = 0.0;
-    for (const double time : times) {
-      const double gap = (time - last) * kRate;
-      ASSERT_GE(gap, 0.0);
-      last = time;
-      sum += gap;
-      squares += gap * gap;
-      above_mean += gap > 1.0 ? 1.0 : 0.0;
-    }
-    const double mean = sum / kCount;
-    const double variance = squares / kCount - mean * mean;
-    // A gamma gap has variance 1 / shape; five standard errors of mean and variance.
-    EXPECT_THAT(mean, DoubleNear(1.0, 5.0 * std::sqrt(1.0 / burstiness / kCount))) << burstiness;
-    const double fourth = (2.0 + 6.0 / burstiness) / (burstiness * burstiness);
-    EXPECT_THAT(variance, DoubleNear(1.0 / burstiness, 5.0 * std::sqrt(fourth / kCount))) << burstiness;
-    if (burstiness == 1.0) {
-      EXPECT_THAT(above_mean / kCount, DoubleNear(std::exp(-1.0), 0.006));
-    }
-  }
-}
-
-TEST(LoadArrivals, FixedAtOnceAndTheSeed) {
-  EXPECT_EQ(arrival_times({.request_rate = 4.0, .burstiness = INFINITY}, 3), (std::vector<double>{0.25, 0.5, 0.75}));
-  EXPECT_EQ(arrival_times({}, 2), (std::vector<double>{0.0, 0.0}));
-  const ArrivalOptions one{.request_rate = 10, .seed = 1}, two{.request_rate = 10, .seed = 2};
-  EXPECT_EQ(arrival_times(one, 100), arrival_times(one, 100));
-  EXPECT_NE(arrival_times(one, 100), arrival_times(two, 100));
-}
 
 TEST(LoadDataset, RandomLengthsAreInTheirRange) {
   const DatasetOptions options{.num_prompts = 500,
@@ -202,22 +166,6 @@ TEST(LoadRecord, EveryFailureHasItsKind) {
   EXPECT_EQ(record_of({{piece, 20}, {R"({"error":{"message":"boom"}})", 30}, {"[DONE]", 31}}).error_message, "boom");
   EXPECT_EQ(record_of({{"{broken", 20}, {"[DONE]", 31}}).error_kind, "stream");
   EXPECT_EQ(record_of({{"[DONE]", 31}}).error_kind, "empty");
-}
-
-TEST(LoadReport, PercentilesByHand) {
-  const std::vector<double> values = {1, 2, 3, 4};
-  EXPECT_DOUBLE_EQ(percentile(values, 0), 1.0);
-  EXPECT_DOUBLE_EQ(percentile(values, 25), 1.75);
-  EXPECT_DOUBLE_EQ(percentile(values, 50), 2.5);
-  EXPECT_DOUBLE_EQ(percentile(values, 90), 3.7);
-  EXPECT_DOUBLE_EQ(percentile(values, 100), 4.0);
-  EXPECT_DOUBLE_EQ(percentile(std::vector<double>{9.0}, 99), 9.0);
-  const Distribution spread = distribution({4, 1, 3, 2}, std::vector<double>{99.0});
-  EXPECT_DOUBLE_EQ(spread.mean, 2.5);
-  EXPECT_DOUBLE_EQ(spread.median, 2.5);
-  EXPECT_DOUBLE_EQ(spread.std, std::sqrt(1.25));
-  EXPECT_DOUBLE_EQ(spread.percentiles[0].second, 3.97);
-  EXPECT_EQ(distribution({}, std::vector<double>{99.0}).percentiles[0].second, 0.0);
 }
 
 TEST(LoadReport, ReadsBoundsAndPercents) {

@@ -130,7 +130,29 @@ std::function<void(int64_t, int64_t)> progress_printer(std::function<void(const 
   };
 }
 
-absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& settings, const TestHooks& hooks) {
+EngineOptions engine_options(const ModelSettings& settings, const ModelConfig& config, const EnginePlan& plan) {
+  return {.dp_size = plan.model.layout.dp_size,
+          .context_length = plan.context_length,
+          .vocab_size = config.vocab_size,
+          .eos_token_ids = config.eos_token_ids,
+          .num_kv_blocks = static_cast<int>(plan.num_kv_blocks),
+          .kv_block_tokens = static_cast<int>(plan.model.kv_block_tokens),
+          .max_running_requests = settings.max_running_requests,
+          .max_queued_requests = settings.max_queued_requests,
+          .max_tokens_per_step = plan.model.max_tokens_per_step,
+          .max_logit_rows_per_step = plan.model.max_logit_rows,
+          .prefix_cache = !settings.disable_radix_cache,
+          .mixed_steps = settings.enable_mixed_chunk,
+          .prefill_delay_steps = settings.prefill_delay_steps,
+          .priority_aging_steps = settings.priority_aging_steps,
+          .queue_timeout_ms = settings.queue_timeout_ms,
+          .max_draft_depth = plan.max_draft_depth,
+          .adaptive_draft_depth = settings.speculative_adaptive,
+          .synthetic_acceptance = settings.synthetic_acceptance};
+}
+
+absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& settings, const TestHooks& hooks,
+                                                           const WrapExecutor& wrap) {
   std::unique_ptr<ModelHost> host(new ModelHost());
   MOESAIC_ASSIGN_OR_RETURN(const ModelConfig config, ModelConfig::load(settings.model_path));
   const int64_t available_bytes = available_memory_bytes();
@@ -169,33 +191,17 @@ absl::StatusOr<std::unique_ptr<ModelHost>> ModelHost::load(const ModelSettings& 
                        }});
     });
   };
-  EngineOptions options = {.dp_size = plan.model.layout.dp_size,
-                           .context_length = plan.context_length,
-                           .vocab_size = config.vocab_size,
-                           .eos_token_ids = config.eos_token_ids,
-                           .num_kv_blocks = static_cast<int>(plan.num_kv_blocks),
-                           .kv_block_tokens = static_cast<int>(plan.model.kv_block_tokens),
-                           .max_running_requests = settings.max_running_requests,
-                           .max_queued_requests = settings.max_queued_requests,
-                           .max_tokens_per_step = plan.model.max_tokens_per_step,
-                           .max_logit_rows_per_step = plan.model.max_logit_rows,
-                           .prefix_cache = !settings.disable_radix_cache,
-                           .mixed_steps = settings.enable_mixed_chunk,
-                           .prefill_delay_steps = settings.prefill_delay_steps,
-                           .priority_aging_steps = settings.priority_aging_steps,
-                           .queue_timeout_ms = settings.queue_timeout_ms,
-                           .max_draft_depth = plan.max_draft_depth,
-                           .adaptive_draft_depth = settings.speculative_adaptive,
-                           .synthetic_acceptance = settings.synthetic_acceptance,
-                           .hooks = hooks};
-  host->engine_ = std::make_unique<Engine>(
-      std::move(options),
+  EngineOptions options = engine_options(settings, config, plan);
+  options.hooks = hooks;
+  std::unique_ptr<Executor> executor =
       std::make_unique<ModelExecutor>(ModelExecutorOptions{.layout = plan.model.layout,
                                                            .vocab_size = config.vocab_size,
                                                            .max_low_latency_tokens = plan.model.max_decode_tokens,
                                                            .max_draft_depth = plan.max_draft_depth},
-                                      run_ranks),
-      host->tokenizer_.get(), real_clock());
+                                      run_ranks);
+  if (wrap) executor = wrap(std::move(executor));
+  host->engine_ =
+      std::make_unique<Engine>(std::move(options), std::move(executor), host->tokenizer_.get(), real_clock());
   return host;
 }
 

@@ -28,6 +28,8 @@ absl::StatusOr<EnginePlan> plan_engine(const ModelSettings& settings, const Mode
                                        int64_t available_bytes);
 // Sets the token budget of a step (at least one for each running request) and the limits that follow from it.
 void set_step_tokens(int64_t num_tokens, EnginePlan* plan);
+// What an Engine for the plan is made with.
+EngineOptions engine_options(const ModelSettings& settings, const ModelConfig& config, const EnginePlan& plan);
 // --context-length, or without it the model's max_position_embeddings. Error: more than those.
 absl::StatusOr<int64_t> pick_context(const ModelSettings& settings, const ModelConfig& config);
 // MemAvailable of /proc/meminfo; 4 GiB where there is none.
@@ -36,10 +38,14 @@ int64_t available_memory_bytes();
 // Calls `print` with "12 %" and the like at most every 10 % of the bytes.
 std::function<void(int64_t, int64_t)> progress_printer(std::function<void(const std::string&)> print);
 
+using WrapExecutor = std::function<std::unique_ptr<Executor>(std::unique_ptr<Executor>)>;
+
 class ModelHost {
  public:
-  // Progress goes to the log. Errors of config, checkpoint and tokenizer name the file.
-  static absl::StatusOr<std::unique_ptr<ModelHost>> load(const ModelSettings& settings, const TestHooks& hooks);
+  // Progress goes to the log. Errors of config, checkpoint and tokenizer name the file. `wrap` (may be empty) puts
+  // another executor around the model's before the engine gets it.
+  static absl::StatusOr<std::unique_ptr<ModelHost>> load(const ModelSettings& settings, const TestHooks& hooks,
+                                                         const WrapExecutor& wrap = {});
   ~ModelHost();
 
   Engine& engine() { return *engine_; }

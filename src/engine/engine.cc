@@ -35,6 +35,11 @@ SchedulerOptions scheduler_options(const EngineOptions& options) {
           .priority_aging_steps = options.priority_aging_steps};
 }
 
+// start() has put it there. Looking up the id would cost two cache misses a token.
+OpenRequest& open_request_of(const Sequence& sequence) {
+  return *static_cast<OpenRequest*>(sequence.request.context);
+}
+
 // Written by the engine thread once a step, read by anyone.
 struct SharedStats {
   std::atomic<int> num_running{0};
@@ -82,7 +87,7 @@ struct Engine::Impl {
   void end_all(FinishReason reason, const absl::Status& error);
   absl::Status step();
   void take_group(int group, const GroupPlan& plan, std::span<float> logits);
-  std::span<const int32_t> take_chunk(const PlannedChunk& chunk, std::span<float> rows);
+  std::span<const int32_t> take_chunk(const Sequence& sequence, const PlannedChunk& chunk, std::span<float> rows);
   int32_t sample_row(const Sequence& sequence, OpenRequest& open_request, std::span<const int32_t> accepted,
                      std::span<float> row);
   bool is_right(const Request& request, int32_t draft, int32_t position, int32_t* id) const;
@@ -160,8 +165,10 @@ void Engine::Impl::start(Inbox::Submission submission) {
   const RequestId id = submission.request.id;
   std::unique_ptr<GrammarMatcher> grammar;
   if (submission.request.grammar) grammar = matchers->start(submission.request.grammar);
-  open_requests.try_emplace(id, submission.request, std::move(submission.sink), tokenizer, options.eos_token_ids,
-                            submission.queued_ns, std::move(grammar), options.vocab_size);
+  const auto opened =
+      open_requests.try_emplace(id, submission.request, std::move(submission.sink), tokenizer, options.eos_token_ids,
+                                submission.queued_ns, std::move(grammar), options.vocab_size);
+  submission.request.context = &opened.first->second;
   scheduler.add(std::move(submission.request));
 }
 
@@ -225,20 +232,21 @@ void Engine::Impl::take_group(int group, const GroupPlan& plan, std::span<float>
     const PlannedChunk& chunk = plan.chunks[i];
     const size_t count = static_cast<size_t>(chunk.num_logit_rows()) * options.vocab_size;
     MOESAIC_CHECK_LE(begin + count, logits.size());
-    const std::span<const int32_t> accepted = take_chunk(chunk, logits.subspan(begin, count));
+    const Sequence& sequence = scheduler.planned(group, i);
+    const std::span<const int32_t> accepted = take_chunk(sequence, chunk, logits.subspan(begin, count));
     begin += count;
     if (!speculator) continue;
-    OpenRequest& open_request = open_requests.at(chunk.request_id);
-    speculator->add(group, static_cast<int32_t>(i), chunk, *scheduler.find(chunk.request_id), accepted,
-                    open_request.finished(), open_request.draft_rows());
+    OpenRequest& open_request = open_request_of(sequence);
+    speculator->add(group, static_cast<int32_t>(i), chunk, sequence, accepted, open_request.finished(),
+                    open_request.draft_rows());
   }
 }
 
 // The tokens that the chunk adds to its sequence: its right drafts and one more; none if it does not reach the end.
-std::span<const int32_t> Engine::Impl::take_chunk(const PlannedChunk& chunk, std::span<float> rows) {
-  const Sequence& sequence = *scheduler.find(chunk.request_id);
+std::span<const int32_t> Engine::Impl::take_chunk(const Sequence& sequence, const PlannedChunk& chunk,
+                                                  std::span<float> rows) {
   const Request& request = sequence.request;
-  OpenRequest& open_request = open_requests.at(chunk.request_id);
+  OpenRequest& open_request = open_request_of(sequence);
   open_request.set_num_cached_tokens(sequence.num_cached_tokens);
   if (open_request.admit(step_begin_ns)) trace.admitted(open_request.id(), open_request.times());
   if (chunk.all_logits) collect_prompt_logprobs(chunk, rows, request, &open_request);

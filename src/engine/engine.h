@@ -53,8 +53,9 @@ struct RequestOutput {
 };
 
 // Called on the engine thread; must not block, nor call drain(). The last call has a finish_reason; none follows it,
-// and the blocks of the request are free when it comes.
-using OutputSink = std::function<void(RequestOutput)>;
+// and the blocks of the request are free when it comes. The output may be moved from; what is left keeps its memory for
+// the next one.
+using OutputSink = std::function<void(RequestOutput&&)>;
 
 // For tests; `serve` has hidden flags for them.
 struct TestHooks {

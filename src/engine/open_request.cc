@@ -103,15 +103,15 @@ void OpenRequest::stamp(int64_t now_ns) {
 }
 
 void OpenRequest::deliver() {
-  RequestOutput next;
-  next.id = output_.id;
-  next.num_prompt_tokens = output_.num_prompt_tokens;
-  next.num_output_tokens = output_.num_output_tokens;
-  next.num_cached_tokens = output_.num_cached_tokens;
-  next.times = output_.times;
-  next.finish_reason = output_.finish_reason;  // stays set after the last output
-  std::swap(output_, next);
-  sink_(std::move(next));
+  sink_(std::move(output_));
+  // Identity, counts, times and the reason stay.
+  output_.text.clear();
+  output_.token_ids.clear();
+  output_.logprobs.clear();
+  output_.prompt_logprobs.clear();
+  output_.error = absl::OkStatus();
+  output_.stop_token_id = -1;
+  output_.stop_string.clear();
 }
 
 }  // namespace moesaic

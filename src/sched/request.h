@@ -30,6 +30,7 @@ using RequestId = uint64_t;
 
 struct Request {
   RequestId id = 0;                 // unique in the engine
+  void* context = nullptr;          // the scheduler's user finds what is his; nobody else looks at it
   std::vector<int32_t> prompt_ids;  // at least one
   SamplingParams sampling;
   int32_t max_tokens = 16;  // 0: only the prompt is computed (echo, prompt logprobs)

@@ -57,7 +57,7 @@ void Scheduler::set_draft(RequestId id, std::span<const int32_t> token_ids) {
 void Scheduler::apply(std::span<const SampledTokens> sampled) {
   MOESAIC_CHECK(in_step_);
   in_step_ = false;
-  num_awaited_ = 0;
+  awaited_.clear();
   for (size_t g = 0; g < groups_.size(); ++g) {
     for (size_t i = 0; i < groups_[g].planned.size(); ++i) {
       const PlannedChunk& chunk = plan_.groups[g].chunks[i];
@@ -70,23 +70,34 @@ void Scheduler::apply(std::span<const SampledTokens> sampled) {
         remove(sequence);
       } else if (sequence->num_computed == sequence->num_tokens()) {
         sequence->awaits_result = true;
-        ++num_awaited_;
+        awaited_.push_back(sequence);
       }
     }
     groups_[g].planned.clear();
   }
+  size_t num_taken = 0, next = 0;
   for (const SampledTokens& result : sampled) {
-    const auto found = sequences_.find(result.request_id);
-    if (found != sequences_.end()) take_result(result, found->second.get());
+    Sequence* sequence = find_awaited(result.request_id, &next);
+    if (sequence == nullptr) continue;
+    take_result(result, sequence);
+    ++num_taken;
   }
   // A sequence whose tokens are all in the pool would never be planned again: the caller forgot its result.
-  MOESAIC_CHECK_EQ(num_awaited_, 0);
+  MOESAIC_CHECK_EQ(num_taken, awaited_.size());
+}
+
+// Results come in the plan's order as a rule: as long as all have, *next is the one that follows, and needs no lookup.
+// Null for a request that is gone.
+Sequence* Scheduler::find_awaited(RequestId id, size_t* next) const {
+  if (*next < awaited_.size() && awaited_[*next]->request.id == id) return awaited_[(*next)++];
+  *next = awaited_.size();  // those behind may be gone by the time that they would be next
+  const auto found = sequences_.find(id);
+  return found == sequences_.end() ? nullptr : found->second.get();
 }
 
 void Scheduler::take_result(const SampledTokens& result, Sequence* sequence) {
   MOESAIC_CHECK(sequence->awaits_result);
   sequence->awaits_result = false;
-  --num_awaited_;
   const auto num_accepted = static_cast<int32_t>(result.token_ids.size());
   MOESAIC_CHECK(result.finished || num_accepted > 0);
   MOESAIC_CHECK_LE(num_accepted, 1 + sequence->num_draft_in_step);

@@ -90,6 +90,8 @@ class Scheduler {
 
   // Null once it has ended.
   const Sequence* find(RequestId id) const;
+  // Whose chunk it is: `chunk` counts those of the group in the last plan(). Until apply() or cancel_step().
+  const Sequence& planned(int group, size_t chunk) const { return *groups_[group].planned[chunk]; }
   bool has_work() const { return !sequences_.empty(); }
   int num_running() const;
   int num_waiting() const { return static_cast<int>(waiting_.size()); }
@@ -153,6 +155,7 @@ class Scheduler {
   void start(int group, Sequence* sequence);
 
   void index_prompt(Group& group, Sequence* sequence);
+  Sequence* find_awaited(RequestId id, size_t* next) const;
   void take_result(const SampledTokens& result, Sequence* sequence);
   void give_up_drafts(Sequence* sequence);
   void enqueue(Sequence* sequence);
@@ -170,8 +173,8 @@ class Scheduler {
   uint64_t next_ordinal_ = 0;
   int64_t next_step_id_ = 0;
   int64_t num_preemptions_ = 0;
-  int64_t next_deadline_ns_;  // none is earlier
-  int num_awaited_ = 0;       // inside apply(): results that have not been seen
+  int64_t next_deadline_ns_;        // none is earlier
+  std::vector<Sequence*> awaited_;  // inside apply(): whose results must come, in the plan's order
   bool in_step_ = false;
   bool last_had_prompts_ = false;
 };

@@ -268,7 +268,7 @@ TEST(SchedulerDeathTest, ForgottenResultIsABug) {
   Scheduler scheduler(small_options());
   scheduler.add(make_request(7, 4, 4));
   ASSERT_FALSE(scheduler.plan(0).empty());
-  EXPECT_DEATH(scheduler.apply({}), "num_awaited_");
+  EXPECT_DEATH(scheduler.apply({}), "awaited_");
 }
 
 }  // namespace

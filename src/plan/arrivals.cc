@@ -1,4 +1,4 @@
-#include "cli/load_arrivals.h"
+#include "plan/arrivals.h"
 
 #include <cmath>
 #include <numbers>

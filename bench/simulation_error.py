@@ -1,0 +1,113 @@
+"""How far a simulation is from the engine that it simulates, on this machine. Standard library only.
+
+usage: simulation_error.py PATH_TO_MOESAIC MODEL_DIR [--repetitions N] [--realtime] [--out FILE]
+
+`bench steps` measures step times and `serve` answers each load that `bench serve` sends, in turns, so that what else runs
+on the machine disturbs both alike; --realtime runs them under `chrt -r 1`. What disturbs makes everything slower, so the
+best counts: of each step time and host time the shortest of all tables, of each load the repetition with the lowest mean
+latency. `simulate --steps` then runs the same traces on that table. Prints one JSON line a load, with all repetitions.
+"""
+import argparse
+import datetime
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+
+ENGINE = ["--threads", "1"]
+LIMITS = ["--max-running-requests", "16", "--chunked-prefill-size", "1024", "--speculative-num-steps", "0"]
+LOADS = {  # name: flags of the traffic
+    "steady": ["--num-prompts", "60", "--request-rate", "6", "--random-input-len", "256", "--random-output-len", "64"],
+    "bursts": ["--num-prompts", "60", "--request-rate", "5", "--burstiness", "0.25", "--random-input-len", "256",
+               "--random-output-len", "64"],
+    "long": ["--num-prompts", "24", "--request-rate", "1.5", "--random-input-len", "1000", "--random-output-len", "80"],
+    "saturated": ["--num-prompts", "48", "--request-rate", "inf", "--random-input-len", "256", "--random-output-len", "64"],
+}
+FIGURES = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "median_e2el_ms")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("binary")
+    parser.add_argument("model")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--realtime", action="store_true")
+    parser.add_argument("--loads", default=",".join(LOADS))
+    parser.add_argument("--device", default="")
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    prefix = ["chrt", "-r", "1"] if args.realtime else []
+
+    def run(*command):
+        done = subprocess.run([*prefix, args.binary, *command], capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def serve_and_measure(trace):
+        port = free_port()
+        server = subprocess.Popen([*prefix, args.binary, "serve", args.model, "--port", str(port), *ENGINE, *LIMITS],
+                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            assert "Serving" in server.stdout.readline()
+            return json.loads(run("bench", "serve", "--base-url", f"http://127.0.0.1:{port}", "--dataset-name", "trace",
+                                  "--dataset-path", trace, "--ignore-eos", "--num-warmups", "4", "--json",
+                                  "--disable-tqdm", "--metric-percentiles", "50,99"))
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(timeout=60)
+
+    def best_of(tables):
+        best = dict(tables[0])
+        for name, value in best.items():
+            if isinstance(value, float):
+                best[name] = min(table[name] for table in tables)
+        best["step_s"] = [min(times) for times in zip(*(table["step_s"] for table in tables))]
+        return best
+
+    def write_line(name, measured, simulated):
+        best = min(measured, key=lambda figures: figures["mean_e2el_ms"])
+        line = {"date": datetime.date.today().isoformat(), "device": args.device, "commit": commit,
+                "name": f"simulate.error.{name}"}
+        for figure in FIGURES:
+            line[figure] = {"measured": round(best[figure], 3), "simulated": round(simulated[figure], 3),
+                            "error": round(simulated[figure] / best[figure] - 1, 4),
+                            "all_measured": [round(figures[figure], 3) for figures in measured]}
+        line["command"] = (f"bench/simulation_error.py moesaic {os.path.relpath(args.model)} --repetitions "
+                           f"{args.repetitions}{' --realtime' if args.realtime else ''}")
+        print(json.dumps(line), flush=True)
+        if args.out:
+            with open(args.out, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    names = args.loads.split(",")
+    with tempfile.TemporaryDirectory() as folder:
+        table, tables, measured = os.path.join(folder, "steps.json"), [], {name: [] for name in names}
+        trace = {name: os.path.join(folder, f"{name}.jsonl") for name in names}
+        engine = ["--model", args.model, *LIMITS, "--steps", table, "--metric-percentiles", "50,99", "--json"]
+        for _ in range(args.repetitions):
+            run("bench", "steps", args.model, *ENGINE, *LIMITS, "--repetitions", "3", "--out", table)
+            with open(table, encoding="utf-8") as file:
+                tables.append(json.load(file))
+            for name in names:
+                run("simulate", *engine, *LOADS[name], "--random-range-ratio", "0.5", "--traffic-out", trace[name])
+                measured[name].append(serve_and_measure(trace[name]))
+                assert measured[name][-1]["failed"] == 0, measured[name][-1]
+        with open(table, "w", encoding="utf-8") as file:
+            json.dump(best_of(tables), file)
+        for name in names:
+            simulated = json.loads(run("simulate", *engine, "--trace", trace[name]))
+            assert simulated["total_output_tokens"] == measured[name][0]["total_output_tokens"]
+            write_line(name, measured[name], simulated)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+#include "plan/step_timer.h"
+
+#include <algorithm>
+
+namespace moesaic {
+
+void StepWork::assign(const StepPlan& plan) {
+  groups.assign(plan.groups.size(), GroupWork());
+  logit_rows.assign(plan.groups.size(), 0);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const PlannedChunk& chunk : plan.groups[g].chunks) {
+      if (chunk.is_prefill) {
+        groups[g].add_prefill(chunk.num_tokens(), chunk.kv_begin);
+      } else {
+        groups[g].add_decode(chunk.num_tokens(), chunk.kv_end());
+      }
+      logit_rows[g] += chunk.num_logit_rows();
+    }
+  }
+}
+
+void StepWork::assign(const StepPlan& plan, const DraftPlan& drafts, int level) {
+  groups.assign(plan.groups.size(), GroupWork());
+  logit_rows.assign(plan.groups.size(), 0);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const DraftChunk& draft : drafts.groups[g].chunks) {
+      const PlannedChunk& chunk = plan.groups[g].chunks[draft.chunk];
+      if (level > 0 && level >= draft.depth) continue;
+      if (level > 0) {
+        groups[g].add_decode(1, chunk.kv_begin + draft.num_rows + level);
+      } else if (chunk.is_prefill) {
+        groups[g].add_prefill(draft.num_rows, chunk.kv_begin);
+      } else {
+        groups[g].add_decode(draft.num_rows, chunk.kv_begin + draft.num_rows);
+      }
+      logit_rows[g] += level < draft.depth ? 1 : 0;
+    }
+  }
+}
+
+double LinearStepTimer::step_s(const StepWork& work) const {
+  double most = 0.0;
+  for (const GroupWork& group : work.groups) {
+    most = std::max(most, seconds_.decode_token * static_cast<double>(group.num_decode_tokens) +
+                              seconds_.decode_kv_token * static_cast<double>(group.decode_kv_tokens) +
+                              seconds_.prefill_token * static_cast<double>(group.num_prefill_tokens));
+  }
+  return seconds_.step + most;
+}
+
+absl::StatusOr<CostStepTimer> CostStepTimer::make(Deployment deployment) {
+  deployment.num_draft = 0;
+  MOESAIC_ASSIGN_OR_RETURN(CostModel cost, CostModel::make(deployment));
+  deployment.num_draft = 1;
+  MOESAIC_ASSIGN_OR_RETURN(CostModel draft_cost, CostModel::make(std::move(deployment)));
+  return CostStepTimer(std::move(cost), std::move(draft_cost));
+}
+
+std::string CostStepTimer::source() const {
+  const Deployment& d = cost_.deployment();
+  return str_cat("predicted by the cost model: ", d.hardware.name, ", ", d.layout.to_string(), ", ",
+                 d.num_redundant_experts, " redundant experts, expert balancedness ", d.balancedness);
+}
+
+}  // namespace moesaic
