@@ -9,12 +9,15 @@
 #include "cli/engine_run.h"
 #include "cli/model_host.h"
 #include "cli/task_file.h"
+#include "cost/model_size.h"
+#include "kernels/ops_bench.h"
 #include "model/file_map.h"
 
 namespace moesaic {
 namespace {
 
 constexpr int64_t kMaxBaselineBytes = 16 << 20;
+constexpr double kPeakSeconds = 0.05;
 
 struct BenchConfig {
   ModelSettings model;
@@ -51,7 +54,27 @@ struct Figure {
   double tokens_per_s = 0.0;
   uint64_t hash = 0;
   SpeculationStats speculation;  // of all repetitions
+  double gflops = 0.0;           // counted work a second; 0 where it is not counted
+  double fma_peak_gflops = 0.0;  // of all threads, by f32 FMA
 };
+
+// Counted floating-point operations of a token: two for each weight that it meets, and attention, absorbed in decode
+// and expanded in prefill (half of the prompt on average). A prompt's head is one row and left out.
+double flops_per_token(const ModelConfig& config, const Scenario& scenario) {
+  const ModelSize size(config);
+  const bool is_prefill = scenario.num_output == 1;
+  const double moe_layer =
+      static_cast<double>(size.moe_layer_without_experts() + config.num_experts_per_tok * size.expert);
+  const double dense_layer = static_cast<double>(size.attention + size.layer_norms + size.dense_ffn);
+  const double head = is_prefill ? 0.0 : static_cast<double>(config.vocab_size * config.hidden_size);
+  const double weights = static_cast<double>(size.num_moe_layers) * moe_layer +
+                         static_cast<double>(size.num_dense_layers) * dense_layer + head;
+  const double keys = is_prefill ? 0.5 * scenario.num_prompt : scenario.num_prompt + 0.5 * scenario.num_output;
+  const int64_t key_width =
+      is_prefill ? config.qk_head_dim() + config.v_head_dim : config.latent_dim() + config.kv_lora_rank;
+  const auto head_layers = static_cast<double>(config.num_attention_heads * config.num_hidden_layers);
+  return 2.0 * (weights + head_layers * keys * static_cast<double>(key_width));
+}
 
 // Of a figure's repetitions: how many guesses were right, and how many tokens a sequence got in a step with guesses.
 double acceptance(const SpeculationStats& stats) {
@@ -166,11 +189,19 @@ void print_figure(const BenchConfig& config, const std::string& name, const Figu
       json["acceptance"] = acceptance(figure.speculation);
       json["accept_length"] = accept_length(figure.speculation);
     }
+    if (figure.gflops > 0) {
+      json["gflops"] = figure.gflops;
+      json["of_fma_peak"] = figure.gflops / figure.fma_peak_gflops;
+    }
     json["hash"] = fmt::format("{:016x}", figure.hash);
     json["command"] = command;
     line = json.dump();
   } else {
     line = fmt::format("{:<24}{:>10.1f} tok/s  hash {:016x}", name, figure.tokens_per_s, figure.hash);
+    if (figure.gflops > 0) {
+      line += fmt::format("  {:.0f} GFLOP/s, {:.0f} % of the FMA peak", figure.gflops,
+                          100 * figure.gflops / figure.fma_peak_gflops);
+    }
     if (ratio > 0) line += fmt::format("  {:.2f} x {}", ratio, baseline.name);
     if (figure.speculation.drafts_total > 0) {
       line += fmt::format("  guesses: {:.0f} % right, {:.2f} tokens a step", 100 * acceptance(figure.speculation),
@@ -192,14 +223,15 @@ absl::Status run(BenchConfig& config) {
                                       {"streams_8", 8, 16, 128},
                                       {"streams_16", 16, 16, 128}};
   const std::vector<Scenario> small = {{"decode_short", 1, 16, 8}, {"prefill_128", 1, 128, 1}, {"streams_8", 8, 16, 8}};
+  const int num_threads = config.model.num_threads > 0 ? config.model.num_threads : num_cpus();
   const std::string command = str_cat(
-      "moesaic bench generate --model ", config.model.model_path, " --threads ",
-      config.model.num_threads > 0 ? config.model.num_threads : num_cpus(), " --ep ",
+      "moesaic bench generate --model ", config.model.model_path, " --threads ", num_threads, " --ep ",
       host->plan().model.layout.ep_size(), " -r ", config.repetitions, config.small ? " --small" : "",
       config.model.speculative_num_steps >= 0 ? str_cat(" --speculative-num-steps ", config.model.speculative_num_steps)
                                               : "",
       config.tasks.empty() ? "" : str_cat(" --tasks ", config.tasks));
-  const auto measure = [&](const std::string& name,
+  const double peak_gflops = num_threads * measure_fma_peak_gflops(kPeakSeconds);
+  const auto measure = [&](const std::string& name, double flops_per_token,
                            const std::function<absl::StatusOr<Figure>()>& run_once) -> absl::Status {
     if (name.find(config.filter) == std::string::npos) return absl::OkStatus();
     MOESAIC_ASSIGN_OR_RETURN(const Baseline baseline, find_baseline(config.baseline, name));
@@ -213,16 +245,18 @@ absl::Status run(BenchConfig& config) {
       best = {.tokens_per_s = std::max(best.tokens_per_s, figure.tokens_per_s), .hash = figure.hash, .speculation = {}};
     }
     best.speculation = since(host->engine(), before);
+    best.gflops = best.tokens_per_s * flops_per_token * 1e-9;
+    best.fma_peak_gflops = peak_gflops;
     print_figure(config, name, best, baseline, command);
     return absl::OkStatus();
   };
   for (const Scenario& scenario : config.small ? small : full) {
-    MOESAIC_RETURN_IF_ERROR(
-        measure(str_cat("generate.", scenario.name), [&] { return run_once(host->engine(), scenario, vocab_size); }));
+    MOESAIC_RETURN_IF_ERROR(measure(str_cat("generate.", scenario.name), flops_per_token(host->config(), scenario),
+                                    [&] { return run_once(host->engine(), scenario, vocab_size); }));
   }
   if (config.tasks.empty()) return absl::OkStatus();
   MOESAIC_ASSIGN_OR_RETURN(const TaskFile file, read_tasks(config.tasks, *host, /*fp8_activations=*/false));
-  return measure("generate.tasks", [&] { return run_tasks(host->engine(), file.tasks); });
+  return measure("generate.tasks", /*flops_per_token=*/0.0, [&] { return run_tasks(host->engine(), file.tasks); });
 }
 
 }  // namespace
