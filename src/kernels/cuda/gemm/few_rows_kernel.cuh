@@ -1,25 +1,29 @@
 // y = x W^T in FP8 for few rows: bound by reading W. The operands change places: rows of W are wgmma's M, which is 64
-// at least, rows of x its N, which may be 8. A block computes tiles of kTokens rows by kColumns columns: one producer
-// thread fills a ring of k groups by TMA, deep enough to keep memory busy; math warpgroups of 64 kWaves columns each
-// multiply and add, scaled, to f32 sums.
+// at least, rows of x its N, which may be 8. A block computes tiles of kTokens rows by 64 columns a math warpgroup: one
+// producer thread fills a ring of k groups by TMA, deep enough to keep memory busy; a math warpgroup multiplies one k
+// group while it adds the last one's result, scaled, to its f32 sums, where registers allow.
 //
-// With `split` > 1, a cluster of that many blocks shares a tile: each takes a run of k groups, and the sums of all are
-// added in the order of k through distributed shared memory: the same bits in every run. Then a cluster has one
-// tile; without, blocks walk over tiles.
+// With `split` > 1, a cluster of that many blocks shares a tile: each takes a run of k groups, and SplitSums adds them
+// in the order of k: the same bits in every run. Then a cluster has one tile; without, blocks walk over tiles.
 #pragma once
 
 #include "kernels/cuda/gemm/hopper.cuh"
 #include "kernels/cuda/gemm/kernel_args.h"
+#include "kernels/cuda/gemm/split_sums.cuh"
+#include "kernels/cuda/gemm/weight_scales.cuh"
 #include "kernels/cuda/gemm/wgmma.cuh"
 
 namespace moesaic::cuda {
 
-inline constexpr int kMaxSplit = 8;
-
-template <int kTokens, int kWarpgroups, int kWaves, int kBlocksPerSm>
+template <int kTokens, int kWarpgroups>
 struct FewRowsShared {
-  static constexpr int kColumns = kWarpgroups * kWaves * 64;
-  static constexpr int kThreads = kWarpgroups * 128 + 32;
+  // Large tiles get most of an SM's registers, through setmaxnreg, which counts in warpgroups; others share the SM with
+  // more blocks.
+  static constexpr bool kWholeSm = kTokens >= 64 && kWarpgroups == 2;
+  static constexpr int kBlocksPerSm = kWholeSm ? 1 : kWarpgroups == 2 || kTokens == 128 ? 2 : 3;
+  static constexpr int kThreads = kWarpgroups * 128 + (kWholeSm ? 128 : 32);
+  static constexpr bool kTwoAtOnce = kWholeSm || kTokens <= 64;
+  static constexpr int kColumns = kWarpgroups * 64;
   static constexpr int kStageX = kTokens * 128;
   static constexpr int kStageW = kColumns * 128;
   static constexpr int kStageScales = (kTokens * 4 + 127) / 128 * 128;
@@ -28,13 +32,14 @@ struct FewRowsShared {
   static constexpr int kOut = kWarpgroups * 4 * kOutTokens * 32;  // 16 columns of kOutTokens rows a math warp
   static constexpr int kBarriers = 256;
   static constexpr int kFixed = kOut + kBarriers + 1024;
-  static constexpr int kBudget = kBlocksPerSm == 1 ? 232448 : 115712;
+  static constexpr int kBudget = (233472 / kBlocksPerSm - 1024) / 1024 * 1024;  // 228 KB, 1 KB of each block taken
   static constexpr int kFit = (kBudget - kFixed) / kStage;
   static constexpr int kStages = kFit < 14 ? kFit : 14;
   static constexpr int kBytes = kFixed + kStages * kStage;
-  // Sums of a split tile lie in the ring: rows of kColumns f32, 4 more so that warps store without bank conflicts.
+  // Sums of a split tile and what is received of others lie in the ring: rows of kColumns f32, 4 more so that warps
+  // store without bank conflicts.
   static constexpr int kSumPitch = (kColumns + 4) * 4;
-  static_assert(kSumPitch * kTokens <= kStages * kStage, "the ring is too small for the sums");
+  static_assert((2 * kTokens + kMaxSplit) * kSumPitch <= kStages * kStage, "the ring is too small for the sums");
 };
 
 struct ColumnTile {
@@ -60,7 +65,11 @@ class ColumnTileWalk {
       if (kGrouping == Grouping::kMasked) set_rows(args_.group_rows[group_]);
     }
     const int item = item_ - first_item_;
-    tile = {group_, item % m_tiles_ * kTokens, item / m_tiles_ * kColumns, rows_};
+    tile = {group_, 0, item * kColumns, rows_};
+    if (m_tiles_ > 1) {
+      tile.row = item % m_tiles_ * kTokens;
+      tile.column = item / m_tiles_ * kColumns;
+    }
     item_ += step_;
     return true;
   }
@@ -107,40 +116,6 @@ __device__ inline void write_columns(const KernelArgs& args, const ColumnTile& t
   }
 }
 
-// Adds the sums that the cluster's blocks left at `sums` and writes this block's share of the tile.
-template <int kColumns, int kPitch>
-__device__ inline void write_split(const KernelArgs& args, const ColumnTile& tile, uint32_t sums, int tokens, int rank,
-                                   int split, int thread, int num_threads) {
-  constexpr int kChunks = kColumns / 8;
-  __nv_bfloat16* y = static_cast<__nv_bfloat16*>(args.y) + tile.group * args.y_group_stride;
-  const int chunks = tokens * kChunks;
-  const int end = chunks * (rank + 1) / split;
-  for (int i = chunks * rank / split + thread; i < end; i += num_threads) {
-    const int token = i / kChunks;
-    const int c = i % kChunks * 8;
-    const uint32_t at = sums + token * kPitch + c * 4;
-    float4 low[kMaxSplit], high[kMaxSplit];
-#pragma unroll
-    for (int s = 0; s < kMaxSplit; ++s) {
-      if (s < split) {
-        low[s] = load_remote(at, s);
-        high[s] = load_remote(at + 16, s);
-      }
-    }
-    float4 a = low[0], b = high[0];
-#pragma unroll
-    for (int s = 1; s < kMaxSplit; ++s) {
-      if (s < split) {
-        a = {a.x + low[s].x, a.y + low[s].y, a.z + low[s].z, a.w + low[s].w};
-        b = {b.x + high[s].x, b.y + high[s].y, b.z + high[s].z, b.w + high[s].w};
-      }
-    }
-    if (tile.column + c >= args.n) continue;
-    const uint4 packed = {pack_bf16(a.x, a.y), pack_bf16(a.z, a.w), pack_bf16(b.x, b.y), pack_bf16(b.z, b.w)};
-    *reinterpret_cast<uint4*>(y + (tile.row + token) * args.y_row_stride + tile.column + c) = packed;
-  }
-}
-
 // sums += acc * x_scale[token] * w_scale; a thread has two neighbouring tokens of every 8.
 template <int kTokens>
 __device__ inline void add_scaled(float (&sums)[kTokens / 2], const float (&acc)[kTokens / 2], uint32_t x_scales,
@@ -157,12 +132,25 @@ __device__ inline void add_scaled(float (&sums)[kTokens / 2], const float (&acc)
   }
 }
 
-template <int kTokens, int kWarpgroups, int kWaves, int kBlocksPerSm, Grouping kGrouping>
-__global__ void __launch_bounds__(kWarpgroups * 128 + 32, kBlocksPerSm)
+// Starts acc = W x^T of one k group: 64 rows of W at `w`, kTokens rows of x at `x`.
+template <int kTokens>
+__device__ inline void start_multiply(float (&acc)[kTokens / 2], uint32_t w, uint32_t x) {
+  const uint64_t w_descriptor = operand_descriptor(w), x_descriptor = operand_descriptor(x);
+  wgmma_fence(acc);
+  wgmma_arrive();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) Wgmma<kTokens>::mma(acc, w_descriptor + k * 2, x_descriptor + k * 2, k > 0);
+  wgmma_commit();
+  wgmma_fence(acc);
+}
+
+template <int kTokens, int kWarpgroups, Grouping kGrouping>
+__global__ void __launch_bounds__(FewRowsShared<kTokens, kWarpgroups>::kThreads,
+                                  FewRowsShared<kTokens, kWarpgroups>::kBlocksPerSm)
     few_rows_kernel(const __grid_constant__ KernelArgs args, const __grid_constant__ CUtensorMap x_map,
                     const __grid_constant__ CUtensorMap scale_map, const __grid_constant__ CUtensorMap w_map,
-                    const int split) {
-  using Shared = FewRowsShared<kTokens, kWarpgroups, kWaves, kBlocksPerSm>;
+                    const int split, const int share) {
+  using Shared = FewRowsShared<kTokens, kWarpgroups>;
   constexpr int kStages = Shared::kStages;
   constexpr int kColumns = Shared::kColumns;
   constexpr int kMathThreads = kWarpgroups * 128;
@@ -175,26 +163,19 @@ __global__ void __launch_bounds__(kWarpgroups * 128 + 32, kBlocksPerSm)
   const uint32_t out = scale_ring + kStages * Shared::kStageScales;
   const uint32_t full = out + Shared::kOut;
   const uint32_t empty = full + kStages * 8;
+  const uint32_t received = empty + kStages * 8;
+  constexpr int kReady = 1, kSummed = 2;  // named barriers
 
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   const int lane = threadIdx.x % 32;
   const int rank = split > 1 ? static_cast<int>(cluster_rank()) : 0;
-  const bool is_producer = warp == kWarpgroups * 4;
-  if (is_producer && elect_one()) {
-    prefetch_tensor_map(&w_map);
-    prefetch_tensor_map(&x_map);
-    prefetch_tensor_map(&scale_map);
-    for (int i = 0; i < kStages; ++i) {
-      barrier_init(full + i * 8, 1);
-      barrier_init(empty + i * 8, kWarpgroups * 4);
-    }
-    barrier_init_fence();
+  int k_begin = 0, k_end = args.k_groups, cluster = blockIdx.x;
+  if (split > 1) {
+    k_begin = args.k_groups * rank / split;
+    k_end = args.k_groups * (rank + 1) / split;
+    cluster = static_cast<int>(cluster_index());
   }
-  __syncthreads();
-
-  const int k_begin = args.k_groups * rank / split;
-  const int k_end = args.k_groups * (rank + 1) / split;
-  ColumnTileWalk<kGrouping, kTokens, kColumns> walk(args, blockIdx.x / split, gridDim.x / split);
+  ColumnTileWalk<kGrouping, kTokens, kColumns> walk(args, cluster, gridDim.x);
   ColumnTile tile;
   int stage = 0;
   uint32_t phase = 0;
@@ -205,96 +186,135 @@ __global__ void __launch_bounds__(kWarpgroups * 128 + 32, kBlocksPerSm)
     }
   };
 
-  if (is_producer) {
-    if (elect_one()) {
-      const uint64_t policy = streaming_policy();
-      while (walk.next(tile)) {
-        for (int g = k_begin; g < k_end; ++g, advance()) {
-          const uint32_t ready = full + stage * 8;
-          barrier_wait(empty + stage * 8, phase ^ 1);
-          barrier_arrive_expect(ready, kStageBytes);
-          const uint32_t w = w_ring + stage * Shared::kStageW;
-          if (tile.rows <= kTokens) {
-            tma_load(w, &w_map, ready, g * 128, tile.column, tile.group, policy);
-          } else {
-            tma_load(w, &w_map, ready, g * 128, tile.column, tile.group);
-          }
-          tma_load(x_ring + stage * Shared::kStageX, &x_map, ready, g * 128, tile.row, tile.group);
-          tma_load(scale_ring + stage * Shared::kStageScales, &scale_map, ready, tile.row, g, tile.group);
+  if (warp >= kWarpgroups * 4) {
+    if constexpr (Shared::kWholeSm) registers_lower<40>();
+    if (warp == kWarpgroups * 4) {
+      const bool elected = elect_one();
+      if (elected) {
+        for (int i = 0; i < kStages; ++i) {
+          barrier_init(full + i * 8, 1);
+          barrier_init(empty + i * 8, kWarpgroups * 4);
         }
-        if (split > 1) break;
+        barrier_init(received, 1);
+        barrier_init_fence();
       }
+      __syncwarp();
+      named_arrive(kReady, kMathThreads + 32);
+      if (elected) {
+        const uint64_t policy = streaming_policy();
+        while (walk.next(tile)) {
+          for (int g = k_begin; g < k_end; ++g, advance()) {
+            const uint32_t ready = full + stage * 8;
+            barrier_wait(empty + stage * 8, phase ^ 1);
+            barrier_arrive_expect(ready, kStageBytes);
+            const uint32_t w = w_ring + stage * Shared::kStageW;
+            if (tile.rows <= kTokens) {
+              tma_load(w, &w_map, ready, g * 128, tile.column, tile.group, policy);
+            } else {
+              tma_load(w, &w_map, ready, g * 128, tile.column, tile.group);
+            }
+            tma_load(x_ring + stage * Shared::kStageX, &x_map, ready, g * 128, tile.row, tile.group);
+            tma_load(scale_ring + stage * Shared::kStageScales, &scale_map, ready, tile.row, g, tile.group);
+          }
+          if (split > 1) break;
+        }
+      }
+      __syncwarp();
     }
-    __syncwarp();
-  } else {
-    const int warpgroup = warp / 4;
-    const int n_blocks = (args.n + 127) / 128;
-    while (walk.next(tile)) {
-      const int column = tile.column + warpgroup * kWaves * 64;
-      const int block = min(column / 128, n_blocks - 1);
-      const float* w_scales = args.w_scales + (int64_t{tile.group} * n_blocks + block) * args.k_groups;
-      float w_scale_lane = 0.0f;
-      float sums[kWaves][kTokens / 2] = {};
-      for (int g = k_begin; g < k_end; ++g, advance()) {
-        const int in_chunk = (g - k_begin) % 32;
-        if (in_chunk == 0) w_scale_lane = __ldg(w_scales + min(g + lane, args.k_groups - 1));
-        const float w_scale = __shfl_sync(0xffffffff, w_scale_lane, in_chunk);
-        barrier_wait(full + stage * 8, phase);
-        const uint64_t x = operand_descriptor(x_ring + stage * Shared::kStageX);
-        const uint32_t w_tile = w_ring + stage * Shared::kStageW + warpgroup * kWaves * 64 * 128;
-        const uint32_t x_scales = scale_ring + stage * Shared::kStageScales + lane % 4 * 8;
-        // All waves multiply at once, unless their results would not fit in registers.
-        constexpr int kAtOnce = kTokens * kWaves <= 128 ? kWaves : 1;
-#pragma unroll
-        for (int first = 0; first < kWaves; first += kAtOnce) {
-          float acc[kAtOnce][kTokens / 2];
-#pragma unroll
-          for (int i = 0; i < kAtOnce; ++i) wgmma_fence(acc[i]);
-          wgmma_arrive();
-#pragma unroll
-          for (int i = 0; i < kAtOnce; ++i) {
-            const uint64_t w = operand_descriptor(w_tile + (first + i) * 64 * 128);
-#pragma unroll
-            for (int k = 0; k < 4; ++k) Wgmma<kTokens>::mma(acc[i], w + k * 2, x + k * 2, k > 0);
-            wgmma_commit();
-          }
-          wgmma_wait<0>();
-#pragma unroll
-          for (int i = 0; i < kAtOnce; ++i) {
-            wgmma_fence(acc[i]);
-            add_scaled<kTokens>(sums[first + i], acc[i], x_scales, w_scale);
-          }
-        }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(empty + stage * 8);
-      }
-      if (split > 1) {
-        named_sync(1, kMathThreads);  // the ring is no longer read
-        const int n = warpgroup * kWaves * 64 + warp % 4 * 16 + lane / 4;
-#pragma unroll
-        for (int wave = 0; wave < kWaves; ++wave) {
-#pragma unroll
-          for (int i = 0; i < kTokens / 2; ++i) {
-            const int token = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            store_shared_f32(base + token * Shared::kSumPitch + (n + wave * 64 + i / 2 % 2 * 8) * 4, sums[wave][i]);
-          }
-        }
-        break;
-      }
-#pragma unroll
-      for (int wave = 0; wave < kWaves; ++wave) {
-        write_columns<kTokens, Shared::kOutTokens>(args, tile, sums[wave], out + warp * Shared::kOutTokens * 32,
-                                                   column + wave * 64 + warp % 4 * 16);
-      }
+    if (split > 1) {
+      cluster_sync_relaxed();
+      cluster_sync_relaxed();
     }
+    return;
   }
-  if (split > 1) {
-    cluster_sync();
-    if (!is_producer) {
-      const int tokens = min(kTokens, tile.rows - tile.row);
-      write_split<kColumns, Shared::kSumPitch>(args, tile, base, tokens, rank, split, threadIdx.x, kMathThreads);
+
+  if constexpr (Shared::kWholeSm) registers_raise<232>();
+  named_sync(kReady, kMathThreads + 32);
+  const int warpgroup = warp / 4;
+  const int n_blocks = (args.n + 127) / 128;
+  int done = 0;  // the stage that is given back next
+  while (walk.next(tile)) {
+    const int column = tile.column + warpgroup * 64;
+    const int block = min(column / 128, n_blocks - 1);
+    WeightScales w_scales;
+    w_scales.start(args.w_scales + (int64_t{tile.group} * n_blocks + block) * args.k_groups, k_begin, k_end);
+    float sums[kTokens / 2] = {};
+    const auto start = [&](float(&acc)[kTokens / 2]) {
+      barrier_wait(full + stage * 8, phase);
+      start_multiply<kTokens>(acc, w_ring + stage * Shared::kStageW + warpgroup * 64 * 128,
+                              x_ring + stage * Shared::kStageX);
+      advance();
+    };
+    const auto finish = [&](float(&acc)[kTokens / 2], int g) {
+      wgmma_fence(acc);
+      add_scaled<kTokens>(sums, acc, scale_ring + done * Shared::kStageScales + lane % 4 * 8, w_scales.get(g));
+      __syncwarp();
+      if (lane == 0) barrier_arrive(empty + done * 8);
+      done = done + 1 == kStages ? 0 : done + 1;
+    };
+    float acc[kTokens / 2];
+    if constexpr (Shared::kTwoAtOnce) {
+      float other[kTokens / 2];
+      int g = k_begin;
+      start(acc);
+      for (; g + 2 < k_end; g += 2) {
+        start(other);
+        wgmma_wait<1>();
+        finish(acc, g);
+        start(acc);
+        wgmma_wait<1>();
+        finish(other, g + 1);
+      }
+      if (g + 1 < k_end) {
+        start(other);
+        wgmma_wait<1>();
+        finish(acc, g);
+        wgmma_wait<0>();
+        finish(other, g + 1);
+      } else {
+        wgmma_wait<0>();
+        finish(acc, g);
+      }
+    } else {
+      for (int g = k_begin; g < k_end; ++g) {
+        start(acc);
+        wgmma_wait<0>();
+        finish(acc, g);
+      }
     }
-    cluster_sync();  // sums stay until all have read them
+    if (split == 1) {
+      write_columns<kTokens, Shared::kOutTokens>(args, tile, sums, out + warp * Shared::kOutTokens * 32,
+                                                 column + warp % 4 * 16);
+      continue;
+    }
+    cluster_arrive();  // this block's ring is free
+    named_sync(kSummed, kMathThreads);
+    const int n = warpgroup * 64 + warp % 4 * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; ++i) {
+      const int token = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      store_shared_f32(base + token * Shared::kSumPitch + (n + i / 2 % 2 * 8) * 4, sums[i]);
+    }
+    fence_to_copy_engine();
+    named_sync(kSummed, kMathThreads);
+    cluster_wait();
+    const SplitSums sum = {.own = base,
+                           .received = base + kTokens * Shared::kSumPitch,
+                           .barrier = received,
+                           .pitch = Shared::kSumPitch,
+                           .share = share,
+                           .tokens = min(kTokens, tile.rows - tile.row),
+                           .split = split,
+                           .rank = rank};
+    if (static_cast<int>(threadIdx.x) < split) sum.send(threadIdx.x);
+    barrier_wait(received, 0);
+    __syncwarp();
+    cluster_arrive();  // what was sent to this block has been read
+    __nv_bfloat16* y = static_cast<__nv_bfloat16*>(args.y) + tile.group * args.y_group_stride;
+    sum.write<kColumns>(y + tile.row * args.y_row_stride + tile.column, args.y_row_stride, args.n - tile.column,
+                        threadIdx.x, kMathThreads);
+    cluster_wait();
+    break;
   }
 }
 

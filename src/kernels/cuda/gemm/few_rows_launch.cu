@@ -7,33 +7,24 @@
 namespace moesaic::cuda {
 namespace {
 
-template <int kTokens, int kWarpgroups, int kWaves, Grouping kGrouping>
+template <int kTokens, int kWarpgroups, Grouping kGrouping>
 absl::Status launch(cudaStream_t stream, const GemmProblem& problem, int split, int num_sms) {
-  // Two blocks share an SM where their registers and rings fit.
-  constexpr int kBlocksPerSm = kTokens <= 64 && kWarpgroups * kWaves <= 2 ? 2 : 1;
-  using Shared = FewRowsShared<kTokens, kWarpgroups, kWaves, kBlocksPerSm>;
+  using Shared = FewRowsShared<kTokens, kWarpgroups>;
   MOESAIC_ASSIGN_OR_RETURN(const GemmMaps maps, make_gemm_maps(problem, kTokens, kTokens, Shared::kColumns));
   const int64_t tiles =
       (problem.rows + kTokens - 1) / kTokens * ((problem.n + Shared::kColumns - 1) / Shared::kColumns) * problem.groups;
-  const int64_t blocks = split > 1 ? tiles * split : std::min<int64_t>(tiles, num_sms * kBlocksPerSm);
-  return launch_clusters(stream, few_rows_kernel<kTokens, kWarpgroups, kWaves, kBlocksPerSm, kGrouping>,
-                         static_cast<int>(blocks), Shared::kThreads, Shared::kBytes, split, kernel_args(problem),
-                         maps.x, maps.scales, maps.w, split);
+  const int64_t blocks = split > 1 ? tiles * split : std::min<int64_t>(tiles, num_sms * Shared::kBlocksPerSm);
+  return launch_clusters(stream, few_rows_kernel<kTokens, kWarpgroups, kGrouping>, static_cast<int>(blocks),
+                         Shared::kThreads, Shared::kBytes, split, kernel_args(problem), maps.x, maps.scales, maps.w,
+                         split, (kTokens + split - 1) / split);
 }
 
 template <int kTokens, Grouping kGrouping>
 absl::Status launch_columns(cudaStream_t stream, const GemmProblem& problem, const GemmConfig& config, int num_sms) {
-  if (config.warpgroups == 2 && config.waves == 1) {
-    return launch<kTokens, 2, 1, kGrouping>(stream, problem, config.split, num_sms);
-  }
-  if (config.warpgroups == 3 && config.waves == 1) {
-    return launch<kTokens, 3, 1, kGrouping>(stream, problem, config.split, num_sms);
-  }
-  if (config.warpgroups == 2 && config.waves == 2) {
-    return launch<kTokens, 2, 2, kGrouping>(stream, problem, config.split, num_sms);
-  }
-  return absl::UnimplementedError(str_cat("few_rows_kernel: no code for ", config.warpgroups, " warpgroups of ",
-                                          config.waves, " waves; there is 2 of 1, 3 of 1, 2 of 2"));
+  if (config.warpgroups == 1) return launch<kTokens, 1, kGrouping>(stream, problem, config.split, num_sms);
+  if (config.warpgroups == 2) return launch<kTokens, 2, kGrouping>(stream, problem, config.split, num_sms);
+  return absl::UnimplementedError(
+      str_cat("few_rows_kernel: no code for ", config.warpgroups, " warpgroups; there is 1 and 2"));
 }
 
 template <Grouping kGrouping>
@@ -57,9 +48,10 @@ absl::Status launch_tokens(cudaStream_t stream, const GemmProblem& problem, cons
 }  // namespace
 
 absl::Status launch_few_rows(cudaStream_t stream, const GemmProblem& problem, const GemmConfig& config, int num_sms) {
-  if (config.split < 1 || config.split > kMaxSplit || (config.split > 1 && problem.grouping != Grouping::kDense)) {
-    return absl::InvalidArgumentError(str_cat("few_rows_kernel: split of ", config.split, ", expected 1 to ", kMaxSplit,
-                                              ", and 1 for grouped GEMMs"));
+  const int64_t most = problem.grouping == Grouping::kDense ? std::min<int64_t>(kMaxSplit, problem.k / 128) : 1;
+  if (config.split < 1 || config.split > most) {
+    return absl::InvalidArgumentError(
+        str_cat("few_rows_kernel: split of ", config.split, ", expected 1 to ", most, " for k ", problem.k));
   }
   switch (problem.grouping) {
     case Grouping::kDense:

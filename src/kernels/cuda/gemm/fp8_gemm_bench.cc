@@ -88,7 +88,7 @@ std::string describe(const GemmConfig& c) {
   if (c.kernel == GemmKernel::kManyRows) {
     return str_cat("many ", c.warpgroup_columns, c.share == Share::kWeights ? " weights" : " rows");
   }
-  return str_cat("few t", c.tokens, " wg", c.warpgroups, " waves", c.waves, " split", c.split);
+  return str_cat("few t", c.tokens, " wg", c.warpgroups, " split", c.split);
 }
 
 GemmConfig chosen(const KernelBench& bench, const Case& c) {
@@ -103,22 +103,29 @@ GemmConfig chosen(const KernelBench& bench, const Case& c) {
 std::vector<GemmConfig> candidates(const Case& c) {
   std::vector<GemmConfig> all;
   if (c.rows >= 128) {
-    for (Share share : {Share::kWeights, Share::kRows}) {
-      all.push_back({.kernel = GemmKernel::kManyRows, .warpgroup_columns = 128, .share = share});
+    all.push_back({.kernel = GemmKernel::kManyRows, .warpgroup_columns = 128, .share = Share::kWeights});
+    if (c.grouping != Grouping::kContiguous) {
+      all.push_back({.kernel = GemmKernel::kManyRows, .warpgroup_columns = 112, .share = Share::kWeights});
     }
     if (c.grouping == Grouping::kDense) {
       all.push_back({.kernel = GemmKernel::kManyRows, .warpgroup_columns = 88, .share = Share::kWeights});
+      all.push_back({.kernel = GemmKernel::kManyRows, .warpgroup_columns = 128, .share = Share::kRows});
     }
   }
   if (c.grouping == Grouping::kContiguous || c.rows > 256) return all;
-  int tokens = 8;
-  while (tokens < std::min<int64_t>(c.rows, 128)) tokens *= 2;
-  for (const auto& [warpgroups, waves] : {std::pair<int, int>{2, 1}, {3, 1}, {2, 2}}) {
-    for (int split = 1; split <= 8; ++split) {
-      const int64_t blocks = (c.n + warpgroups * waves * 64 - 1) / (warpgroups * waves * 64) * split * c.groups;
-      if (split > 1 && (c.grouping != Grouping::kDense || c.groups > 1 || blocks > 400 || blocks < 60)) continue;
-      all.push_back(
-          {.kernel = GemmKernel::kFewRows, .tokens = tokens, .warpgroups = warpgroups, .waves = waves, .split = split});
+  int most = 8;
+  while (most < std::min<int64_t>(c.rows, 128)) most *= 2;
+  for (int warpgroups : {1, 2}) {
+    for (int tokens = most; tokens >= std::max(8, most / (c.rows > 16 ? 4 : 1)); tokens /= 2) {
+      for (int split = 1; split <= 8; ++split) {
+        const int64_t tiles =
+            (c.n + warpgroups * 64 - 1) / (warpgroups * 64) * ((c.rows + tokens - 1) / tokens) * c.groups;
+        if (split > c.k / 128) continue;
+        if (split > 1 && (c.grouping != Grouping::kDense || c.groups > 1)) continue;
+        if (tiles * split < 64 && split < 8) continue;
+        if (split > 1 && tiles * split > 400) continue;
+        all.push_back({.kernel = GemmKernel::kFewRows, .tokens = tokens, .warpgroups = warpgroups, .split = split});
+      }
     }
   }
   return all;

@@ -24,10 +24,9 @@ struct GemmConfig {
   // Many rows: tiles of 128 rows by twice this many columns, in clusters of two blocks.
   int warpgroup_columns = 0;
   Share share = Share::kWeights;
-  // Few rows: tiles of `tokens` rows by warpgroups * waves * 64 columns; `split` blocks share the k of a tile.
+  // Few rows: tiles of `tokens` rows by warpgroups * 64 columns; `split` blocks share the k of a tile.
   int tokens = 0;
   int warpgroups = 0;
-  int waves = 0;
   int split = 0;
   bool operator==(const GemmConfig&) const = default;
 };

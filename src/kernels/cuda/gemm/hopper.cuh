@@ -39,11 +39,12 @@ __device__ inline void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives on the same barrier of block `rank` of the cluster.
+// Arrives on the same barrier of block `rank` of the cluster. It tells that shared memory was read, and orders no
+// writes: a release at cluster scope costs a fence of all of memory.
 __device__ inline void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n" ::"r"(barrier),
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(barrier),
       "r"(rank)
       : "memory");
 }
@@ -56,17 +57,7 @@ __device__ inline void barrier_arrive_expect(uint32_t barrier, uint32_t num_byte
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nagain:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, 0x989680;\n"
-      "@done bra over;\nbra again;\nover:\n}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
-// The same where arrivals come from other blocks of the cluster.
-__device__ inline void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1, 0x989680;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra over;\nbra again;\nover:\n}\n" ::"r"(barrier),
       "r"(parity)
       : "memory");
@@ -108,6 +99,20 @@ __device__ inline void tma_load_multicast(uint32_t to, const CUtensorMap* map, u
       : "memory");
 }
 
+// Writes the map's box at (c0, c1, c2) from shared memory; elements outside the tensor are left alone. Of one thread's
+// stores, committed, store_wait_read returns when shared memory was read.
+__device__ inline void tma_store(const CUtensorMap* map, uint32_t from, int c0, int c1, int c2) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(from),
+               "r"(c0), "r"(c1), "r"(c2)
+               : "memory");
+}
+__device__ inline void store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ inline void store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 // What is read once should leave L2 first.
 __device__ inline uint64_t streaming_policy() {
   uint64_t policy;
@@ -123,24 +128,44 @@ __device__ inline uint32_t cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of the cluster; what they wrote to shared memory before is seen after.
-__device__ inline void cluster_sync() {
+__device__ inline uint32_t cluster_index() {
+  uint32_t index;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(index));
+  return index;
+}
+
+// All threads of all blocks of the cluster. Barriers of the peers may be used afterwards (with barrier_init_fence),
+// blocks may leave; plain stores to shared memory are not ordered.
+__device__ inline void cluster_sync_relaxed() {
   asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.aligned;" ::
           : "memory");
 }
 
-// 16 bytes at this block's address `address`, in the shared memory of block `rank`.
-__device__ inline float4 load_remote(uint32_t address, uint32_t rank) {
-  float4 value;
+// The two halves of cluster_sync_relaxed.
+__device__ inline void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ inline void cluster_wait() {
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Copies `num_bytes`, a multiple of 16, from this block to address `to` of block `rank`, where `barrier` counts them.
+__device__ inline void copy_to_block(uint32_t to, uint32_t from, uint32_t barrier, uint32_t num_bytes, uint32_t rank) {
   asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n}\n"
-      : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-      : "r"(address), "r"(rank)
+      "{\n.reg .b32 remote_to, remote_barrier;\n"
+      "mapa.shared::cluster.u32 remote_to, %0, %4;\n"
+      "mapa.shared::cluster.u32 remote_barrier, %2, %4;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+      "[remote_to], [%1], %3, [remote_barrier];\n}\n" ::"r"(to),
+      "r"(from), "r"(barrier), "r"(num_bytes), "r"(rank)
       : "memory");
-  return value;
+}
+
+// What this thread wrote to shared memory is seen by the copy engine after the next barrier.
+__device__ inline void fence_to_copy_engine() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // ---- wgmma ---------------------------------------------------------------------------------------------------------
@@ -179,9 +204,12 @@ __device__ inline void registers_lower() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Barrier of `threads` threads of the block; ids 1..15 (0 is __syncthreads).
+// Barrier of `threads` threads of the block; ids 1..15 (0 is __syncthreads). Those that arrive do not wait.
 __device__ inline void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ---- Epilogues -----------------------------------------------------------------------------------------------------
@@ -221,6 +249,15 @@ __device__ inline float load_shared_f32(uint32_t address) {
 __device__ inline float2 load_shared_f32x2(uint32_t address) {
   float2 value;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ inline float4 load_shared_f32x4(uint32_t address) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
   return value;
 }
 

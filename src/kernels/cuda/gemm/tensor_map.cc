@@ -27,8 +27,9 @@ absl::StatusOr<Encode> find_encode() {
 absl::StatusOr<CUtensorMap> make_tensor_map(const TensorMapArgs& args) {
   static const absl::StatusOr<Encode> encode = find_encode();
   if (!encode.ok()) return encode.status();
-  const CUtensorMapDataType type =
-      args.element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  const CUtensorMapDataType type = args.element_bytes == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                   : args.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   cuuint64_t dims[3], strides[2];
   cuuint32_t box[3];
   const cuuint32_t steps[3] = {1, 1, 1};

@@ -12,7 +12,7 @@ namespace moesaic::cuda {
 // Three dimensions, innermost first; the innermost is contiguous.
 struct TensorMapArgs {
   const void* data;   // 16-byte aligned
-  int element_bytes;  // 1 = e4m3, 4 = f32
+  int element_bytes;  // 1 = e4m3, 2 = bf16, 4 = f32
   int64_t dims[3];
   int64_t strides[2];    // of dims 1 and 2, in elements; multiples of 16 bytes
   int box[3];            // what one copy moves; at most 256 each
