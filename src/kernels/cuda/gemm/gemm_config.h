@@ -1,0 +1,36 @@
+// Which kernel runs for a shape, and how it is cut: one analytic choice, of numbers alone, no GPU needed.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/gemm/kernel_args.h"
+
+namespace moesaic::cuda {
+
+// What the choice depends on.
+struct GemmShape {
+  Grouping grouping;
+  int64_t rows;  // expected in each group; contiguous: all
+  int64_t n;
+  int64_t k;
+  int64_t groups;
+  int num_sms;
+};
+
+enum class GemmKernel { kManyRows, kFewRows };
+
+struct GemmConfig {
+  GemmKernel kernel;
+  // Many rows: tiles of 128 rows by twice this many columns, in clusters of two blocks.
+  int warpgroup_columns = 0;
+  Share share = Share::kWeights;
+  // Few rows: tiles of `tokens` rows by warpgroups * 64 columns; `split` blocks share the k of a tile.
+  int tokens = 0;
+  int warpgroups = 0;
+  int split = 0;
+  bool operator==(const GemmConfig&) const = default;
+};
+
+GemmConfig choose_gemm_config(const GemmShape& shape);
+
+}  // namespace moesaic::cuda

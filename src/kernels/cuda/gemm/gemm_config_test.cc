@@ -1,0 +1,67 @@
+#include "kernels/cuda/gemm/gemm_config.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/rng.h"
+
+namespace moesaic::cuda {
+namespace {
+
+GemmShape dense(int64_t rows, int64_t n, int64_t k) {
+  return {.grouping = Grouping::kDense, .rows = rows, .n = n, .k = k, .groups = 1, .num_sms = 132};
+}
+
+TEST(GemmConfig, FewRowsHaveATileThatHoldsThem) {
+  for (int64_t rows : {1, 8, 9, 16, 33, 64}) {
+    const GemmConfig config = choose_gemm_config(dense(rows, 4096, 7168));
+    EXPECT_EQ(config.kernel, GemmKernel::kFewRows) << rows;
+    EXPECT_GE(config.tokens, rows);
+    EXPECT_LT(config.tokens, std::max<int64_t>(9, 2 * rows));
+  }
+}
+
+TEST(GemmConfig, DecodeShapesKeepEverySmReading) {
+  EXPECT_EQ(choose_gemm_config(dense(1, 2112, 7168)).split, 4);    // 33 tiles
+  EXPECT_EQ(choose_gemm_config(dense(16, 4096, 7168)).split, 2);   // 64
+  EXPECT_EQ(choose_gemm_config(dense(1, 7168, 2048)).split, 1);    // 112
+  EXPECT_EQ(choose_gemm_config(dense(64, 7168, 16384)).split, 2);  // 112, two blocks an SM
+}
+
+TEST(GemmConfig, TilesThatFillTheLastRound) {
+  EXPECT_EQ(choose_gemm_config(dense(4096, 4096, 7168)).warpgroup_columns, 128);
+  EXPECT_EQ(choose_gemm_config(dense(4096, 2112, 7168)).warpgroup_columns, 88);  // 12 x 16 pairs: three rounds, nearly
+}
+
+// Whatever the shape: a configuration that was compiled, with no block of a cluster without work.
+TEST(GemmConfig, AnyShape) {
+  Rng rng(1);
+  for (int i = 0; i < 20000; ++i) {
+    const GemmShape shape = {.grouping = static_cast<Grouping>(rng.below(3)),
+                             .rows = static_cast<int64_t>(1 + rng.below(rng.below(2) == 0 ? 130 : 10000)),
+                             .n = static_cast<int64_t>(8 * (1 + rng.below(5000))),
+                             .k = static_cast<int64_t>(128 * (1 + rng.below(130))),
+                             .groups = static_cast<int64_t>(1 + rng.below(64)),
+                             .num_sms = rng.below(2) == 0 ? 132 : 78};
+    const GemmConfig config = choose_gemm_config(shape);
+    SCOPED_TRACE(testing::Message() << "case " << i << " rows " << shape.rows << " n " << shape.n << " k " << shape.k);
+    if (config.kernel == GemmKernel::kFewRows) {
+      EXPECT_NE(shape.grouping, Grouping::kContiguous);
+      EXPECT_TRUE(config.tokens >= 8 && config.tokens <= 128);
+      EXPECT_TRUE(config.warpgroups == 1 || config.warpgroups == 2);
+      EXPECT_GE(config.split, 1);
+      EXPECT_LE(config.split, std::min<int64_t>(8, shape.k / 128));
+      EXPECT_TRUE(config.split == 1 || (shape.grouping == Grouping::kDense && shape.groups == 1));
+    } else {
+      const int columns = config.warpgroup_columns;
+      EXPECT_TRUE(columns == 128 || columns == 112 || columns == 88);
+      EXPECT_TRUE(columns != 88 || shape.grouping == Grouping::kDense);
+      EXPECT_TRUE(columns == 128 || shape.grouping != Grouping::kContiguous);
+      EXPECT_TRUE(config.share == Share::kWeights || (columns == 128 && shape.grouping == Grouping::kDense));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moesaic::cuda

@@ -1,0 +1,62 @@
+// Random operands of the FP8 GEMMs on host and device, and the double-precision definition of a result. For tests
+// alone.
+#pragma once
+
+#include <vector>
+
+#include "kernels/cuda/scales.h"
+#include "kernels/cuda/test_util.h"
+
+namespace moesaic::cuda::test {
+
+// e4m3 values of a normal distribution, without NaN.
+inline std::vector<uint8_t> random_e4m3(Rng& rng, int64_t count) {
+  std::vector<uint8_t> values(count);
+  for (uint8_t& value : values) {
+    const double sum = rng.uniform() + rng.uniform() + rng.uniform() + rng.uniform() - 2.0;
+    value = f32_to_e4m3(static_cast<float>(sum * 200.0));
+  }
+  return values;
+}
+
+inline std::vector<float> random_scales(Rng& rng, int64_t count) {
+  std::vector<float> values(count);
+  for (float& value : values) value = static_cast<float>(0.001 + 0.004 * rng.uniform());
+  return values;
+}
+
+// Weight matrices [groups, n, k] with their scales; one() is the first as a plain matrix.
+struct Weights {
+  Weights(Rng& rng, int64_t groups, int64_t n, int64_t k)
+      : n(n),
+        k(k),
+        n_blocks((n + 127) / 128),
+        values(random_e4m3(rng, groups * n * k)),
+        scales(random_scales(rng, groups * n_blocks * (k / 128))),
+        values_on_device(upload(DType::kE4M3, {groups, n, k}, values)),
+        scales_on_device(upload(DType::kF32, {groups, n_blocks, k / 128}, scales)) {}
+
+  Tensor one() const { return values_on_device.buffer.tensor(DType::kE4M3, {n, k}); }
+  Tensor one_scales() const { return scales_on_device.buffer.tensor(DType::kF32, {n_blocks, k / 128}); }
+
+  int64_t n, k, n_blocks;
+  std::vector<uint8_t> values;
+  std::vector<float> scales;
+  DeviceTensor values_on_device, scales_on_device;
+};
+
+// What row `x` (k e4m3 values, their scales `scale_step` apart) gives in column `column` of weight `group`.
+inline double linear_at(const uint8_t* x, const float* x_scales, int64_t scale_step, const Weights& w, int64_t group,
+                        int64_t column) {
+  const uint8_t* row = w.values.data() + (group * w.n + column) * w.k;
+  const float* scales = w.scales.data() + (group * w.n_blocks + column / 128) * (w.k / 128);
+  double total = 0.0;
+  for (int64_t g = 0; g < w.k / 128; ++g) {
+    double sum = 0.0;
+    for (int64_t i = g * 128; i < (g + 1) * 128; ++i) sum += double{e4m3_to_f32(x[i])} * e4m3_to_f32(row[i]);
+    total += sum * x_scales[g * scale_step] * scales[g];
+  }
+  return total;
+}
+
+}  // namespace moesaic::cuda::test

@@ -1,0 +1,374 @@
+// y = x W^T in FP8 for many rows: bound by the tensor cores. Rows of x are wgmma's M, rows of W its N.
+//
+// A persistent grid of clusters of two blocks. A block computes tiles of 128 rows by 2 kN columns: one producer thread
+// fills a ring of k groups by TMA, two math warpgroups of kN columns each multiply 64 rows, add the result, scaled, to
+// their f32 sums, then the other 64: while one warpgroup adds, the other keeps the tensor cores busy. What both blocks
+// of the cluster need (Share) crosses L2 once. Warpgroups end their tiles independently: while one writes its results
+// the other still multiplies.
+//
+// Both blocks of a cluster walk the same list of pairs of tiles. A block without work in a pair (beyond the matrix,
+// padding) steps through the ring's barriers all the same, so that its peer never waits for it.
+#pragma once
+
+#include "kernels/cuda/gemm/hopper.cuh"
+#include "kernels/cuda/gemm/kernel_args.h"
+#include "kernels/cuda/gemm/weight_scales.cuh"
+#include "kernels/cuda/gemm/wgmma.cuh"
+
+namespace moesaic::cuda {
+
+inline constexpr int kTileRows = 128;
+inline constexpr int kManyRowsThreads = 384;
+
+template <int kN>
+struct ManyRowsShared {
+  static constexpr int kStageX = kTileRows * 128;
+  static constexpr int kStageW = 2 * kN * 128;
+  static constexpr int kStageScales = kTileRows * 4;
+  static constexpr int kOutWave = 16 * kN * 2;  // bf16 results of a math warp and wave
+  static constexpr int kOut = 8 * 2 * kOutWave;
+  static constexpr int kBarriers = 256;
+  static constexpr int kFixed = kOut + kBarriers + 1024;
+  static constexpr int kStages = (232448 - kFixed) / (kStageX + kStageW + kStageScales);
+  static constexpr int kBytes = kFixed + kStages * (kStageX + kStageW + kStageScales);
+};
+
+struct RowTile {
+  int group;       // contiguous: the raw id of the first row
+  int peer_group;  // contiguous: that of the peer's first row
+  int row;         // first row within the group
+  int column;      // first of the block's columns
+  int group_rows;  // rows of the group that count
+  bool inside;     // within the matrix
+  bool peer_inside;
+};
+
+// Ids are loaded when a tile is found and looked at when it begins: by then they have arrived.
+// Whether this block has work.
+template <Grouping kGrouping>
+__device__ inline bool is_active(const KernelArgs& args, const RowTile& tile) {
+  return tile.inside && (kGrouping != Grouping::kContiguous || (tile.group >= 0 && tile.group < args.groups));
+}
+
+// Whether its peer, then, has work on the same weights or rows.
+template <Grouping kGrouping>
+__device__ inline bool is_shared(const RowTile& tile) {
+  return tile.inside && tile.peer_inside && (kGrouping != Grouping::kContiguous || tile.group == tile.peer_group);
+}
+
+// The list of pairs of tiles, dealt to clusters in turn.
+template <Grouping kGrouping, Share kShare, int kTileColumns>
+class RowTileWalk {
+ public:
+  __device__ RowTileWalk(const KernelArgs& args, int rank)
+      : args_(args), rank_(rank), item_(blockIdx.x / 2), step_(gridDim.x / 2) {
+    const int tiles = (args.n + kTileColumns - 1) / kTileColumns;
+    n_pairs_ = kShare == Share::kWeights ? tiles : (tiles + 1) / 2;
+    set_rows(kGrouping == Grouping::kMasked ? 0 : args.rows);
+    if (kGrouping == Grouping::kMasked) set_rows(args.group_rows[0]);
+  }
+
+  __device__ bool next(RowTile& tile) {
+    while (item_ - first_item_ >= m_pairs_ * n_pairs_) {
+      if (kGrouping == Grouping::kContiguous || ++group_ >= args_.groups) return false;
+      first_item_ += m_pairs_ * n_pairs_;
+      if (kGrouping == Grouping::kMasked) set_rows(args_.group_rows[group_]);
+    }
+    place(item_ - first_item_, tile);
+    item_ += step_;
+    return true;
+  }
+
+ private:
+  // Bands of pairs of rows, all columns of a band before the next one: what runs at a time is nearly square, so that
+  // L2 holds its rows and columns.
+  static constexpr int kBand = kShare == Share::kWeights ? 8 : 16;
+
+  __device__ void set_rows(int rows) {
+    group_rows_ = min(max(rows, 0), args_.rows);
+    const int tiles = (group_rows_ + kTileRows - 1) / kTileRows;
+    m_pairs_ = kShare == Share::kWeights ? (tiles + 1) / 2 : tiles;
+  }
+
+  __device__ void place(int item, RowTile& tile) const {
+    const int band_first = item / (kBand * n_pairs_) * kBand;
+    const int width = min(kBand, m_pairs_ - band_first);
+    const int in_band = item - band_first * n_pairs_;
+    const int m_pair = band_first + in_band % width;
+    const int n_pair = in_band / width;
+    const int m_tile = kShare == Share::kWeights ? 2 * m_pair + rank_ : m_pair;
+    const int n_tile = kShare == Share::kWeights ? n_pair : 2 * n_pair + rank_;
+    tile.row = m_tile * kTileRows;
+    tile.column = n_tile * kTileColumns;
+    tile.group_rows = group_rows_;
+    const int peer_row = kShare == Share::kWeights ? (m_tile ^ 1) * kTileRows : tile.row;
+    const int peer_column = kShare == Share::kWeights ? tile.column : (n_tile ^ 1) * kTileColumns;
+    tile.inside = tile.row < group_rows_ && tile.column < args_.n;
+    tile.peer_inside = peer_row < group_rows_ && peer_column < args_.n;
+    tile.group = group_;
+    if (kGrouping == Grouping::kContiguous) {
+      tile.group = tile.inside ? __ldg(args_.row_ids + tile.row) : -1;
+      tile.peer_group = tile.peer_inside ? __ldg(args_.row_ids + peer_row) : -1;
+    }
+  }
+
+  const KernelArgs& args_;
+  int rank_;
+  int item_;
+  int step_;
+  int n_pairs_;
+  int m_pairs_;
+  int group_rows_;
+  int group_ = 0;
+  int first_item_ = 0;
+};
+
+// Where a math warp puts 8 columns of one of its 16 rows, as the store's tensor map expects them: boxes of 64 columns
+// in 128-byte swizzle, or, for kN = 88, plain rows, whose pitch has no bank conflicts.
+template <int kN>
+__device__ inline uint32_t out_offset(uint32_t row, uint32_t unit) {
+  if (kN % 64 != 0) return row * (kN * 2) + unit * 16;
+  return unit / 8 * 2048 + row * 128 + ((unit % 8) ^ (row % 8)) * 16;
+}
+
+// Puts one math warp's 16 rows of kN columns, as wgmma leaves them, into its shared memory at `out`.
+template <int kN>
+__device__ inline void stage_rows(const float* sums, uint32_t out) {
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t row = lane % 8 + lane / 8 % 2 * 8;
+#pragma unroll
+  for (uint32_t unit = 0; unit < kN / 8; unit += 2) {
+    const float* a = sums + unit * 4;
+    const bool pair = unit + 1 < kN / 8;
+    const float* b = pair ? a + 4 : a;
+    store_matrix(out + out_offset<kN>(row, pair ? unit + lane / 16 : unit), pack_bf16(a[0], a[1]),
+                 pack_bf16(a[2], a[3]), pack_bf16(b[0], b[1]), pack_bf16(b[2], b[3]));
+  }
+}
+
+// Writes rows [row, row_end) of them, without the copy engine, which would write all 16.
+template <int kN>
+__device__ inline void write_some_rows(const KernelArgs& args, __nv_bfloat16* y, uint32_t out, int row, int row_end,
+                                       int column) {
+  const int rows = min(16, row_end - row);
+  for (int i = threadIdx.x % 32; i < rows * (kN / 8); i += 32) {
+    const int r = i / (kN / 8), unit = i % (kN / 8);
+    if (column + unit * 8 >= args.n) continue;
+    *reinterpret_cast<uint4*>(y + (row + r) * args.y_row_stride + column + unit * 8) =
+        load_shared(out + out_offset<kN>(r, unit));
+  }
+}
+
+template <int kN, Grouping kGrouping, Share kShare>
+__global__ void __launch_bounds__(kManyRowsThreads, 1)
+    many_rows_kernel(const __grid_constant__ KernelArgs args, const __grid_constant__ CUtensorMap x_map,
+                     const __grid_constant__ CUtensorMap scale_map, const __grid_constant__ CUtensorMap w_map,
+                     const __grid_constant__ CUtensorMap y_map) {
+  using Shared = ManyRowsShared<kN>;
+  constexpr int kStages = Shared::kStages;
+  constexpr uint32_t kStageBytes = Shared::kStageX + Shared::kStageW + Shared::kStageScales;
+  extern __shared__ uint8_t shared_raw[];
+  const uint32_t base = (shared_address(shared_raw) + 1023) / 1024 * 1024;
+  const uint32_t x_ring = base;
+  const uint32_t w_ring = x_ring + kStages * Shared::kStageX;
+  const uint32_t out = w_ring + kStages * Shared::kStageW;
+  const uint32_t scale_ring = out + Shared::kOut;
+  const uint32_t full = scale_ring + kStages * Shared::kStageScales;
+  const uint32_t empty = full + kStages * 8;
+
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  const int lane = threadIdx.x % 32;
+  const int rank = static_cast<int>(cluster_rank());
+  if (warp == 8 && elect_one()) {
+    prefetch_tensor_map(&x_map);
+    prefetch_tensor_map(&scale_map);
+    prefetch_tensor_map(&w_map);
+    prefetch_tensor_map(&y_map);
+    for (int i = 0; i < kStages; ++i) {
+      barrier_init(full + i * 8, 1);
+      barrier_init(empty + i * 8, 2 * 8);  // the math warps of both blocks
+    }
+    barrier_init_fence();
+  }
+  cluster_sync_relaxed();
+
+  RowTileWalk<kGrouping, kShare, 2 * kN> walk(args, rank);
+  RowTile tile;
+  int stage = 0;
+  uint32_t phase = 0;
+  const auto advance = [&] {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  };
+
+  if (warp >= 8) {
+    registers_lower<40>();
+    if (warp == 8 && elect_one()) {
+      while (walk.next(tile)) {
+        const bool active = is_active<kGrouping>(args, tile), shared = is_shared<kGrouping>(tile);
+        const int x_group = kGrouping == Grouping::kContiguous ? 0 : tile.group;
+        for (int g = 0; g < args.k_groups; ++g, advance()) {
+          const uint32_t ready = full + stage * 8;
+          const uint32_t x = x_ring + stage * Shared::kStageX;
+          const uint32_t w = w_ring + stage * Shared::kStageW;
+          barrier_wait(empty + stage * 8, phase ^ 1);
+          if (!active) {
+            barrier_arrive(ready);
+            continue;
+          }
+          barrier_arrive_expect(ready, kStageBytes);
+          tma_load(scale_ring + stage * Shared::kStageScales, &scale_map, ready, tile.row, g, x_group);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const uint32_t x_half = x + half * Shared::kStageX / 2;
+            const int x_row = tile.row + half * 64;
+            if (kShare == Share::kWeights || !shared) {
+              tma_load(x_half, &x_map, ready, g * 128, x_row, x_group);
+            } else if (half == rank) {
+              tma_load_multicast(x_half, &x_map, ready, g * 128, x_row, x_group, 3);
+            }
+            const uint32_t w_half = w + half * Shared::kStageW / 2;
+            const int w_row = tile.column + half * kN;
+            if (kShare == Share::kRows || !shared) {
+              tma_load(w_half, &w_map, ready, g * 128, w_row, tile.group);
+            } else if (half == rank) {
+              tma_load_multicast(w_half, &w_map, ready, g * 128, w_row, tile.group, 3);
+            }
+          }
+        }
+      }
+    }
+  } else {
+    registers_raise<232>();
+    const int warpgroup = warp / 4;
+    const int row_in_wave = warp % 4 * 16 + lane / 4;
+    const uint32_t warp_out = out + warp * 2 * Shared::kOutWave;
+    const int n_blocks = (args.n + 127) / 128;
+    // The warpgroups start their multiplications in turn. Without that they fall into step: both multiply, then both
+    // add while the tensor cores idle, a fifth of the time.
+    const auto take_turn = [&] { named_sync(1 + warpgroup, 256); };
+    const auto give_turn = [&] { named_arrive(2 - warpgroup, 256); };
+    if (warpgroup == 1) give_turn();
+    WeightScales w_scales, w_scales2;
+    // A warpgroup's columns lie in one block of weight scales, or, if kN is no divisor of 128, in two.
+    const auto start_scales = [&](const RowTile& t) {
+      const int column = t.column + warpgroup * kN;
+      if (!is_active<kGrouping>(args, t) || column >= args.n) return;
+      const int64_t block = int64_t{t.group} * n_blocks + column / 128;
+      w_scales.start(args.w_scales + block * args.k_groups, 0, args.k_groups);
+      if (kN == 128) return;
+      const int64_t second = column / 128 + 1 < n_blocks ? block + 1 : block;
+      w_scales2.start(args.w_scales + second * args.k_groups, 0, args.k_groups);
+    };
+    bool more = walk.next(tile);
+    if (more) start_scales(tile);
+    while (more) {
+      RowTile following;
+      const bool more_follow = walk.next(following);
+      const int column = tile.column + warpgroup * kN;
+      const bool active = is_active<kGrouping>(args, tile);
+      if (!active || column >= args.n) {
+        for (int g = 0; g < args.k_groups; ++g, advance()) {
+          if (active) take_turn(), give_turn(), take_turn(), give_turn();  // the other warpgroup's columns exist
+          barrier_wait(full + stage * 8, phase);
+          if (lane < 2) barrier_arrive_at(empty + stage * 8, lane);
+        }
+        tile = following;
+        more = more_follow;
+        if (more) start_scales(tile);
+        continue;
+      }
+      int ids[4];
+      if (kGrouping == Grouping::kContiguous) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int r = tile.row + i * 32 + lane;
+          ids[i] = r < args.rows ? __ldg(args.row_ids + r) : -1;
+        }
+      }
+      const int first_units = kN == 128 ? kN / 8 : (128 - column % 128) / 8;
+      float sums[2][kN / 2] = {};
+      for (int g = 0; g < args.k_groups; ++g, advance()) {
+        const float w_scale = w_scales.get(g);
+        const float w_scale2 = kN != 128 ? w_scales2.get(g) : w_scale;
+        barrier_wait(full + stage * 8, phase);
+        const uint64_t w = operand_descriptor(w_ring + stage * Shared::kStageW + warpgroup * kN * 128);
+        const uint32_t x_scales = scale_ring + stage * Shared::kStageScales + row_in_wave * 4;
+        float x_scale[2][2];
+#pragma unroll
+        for (int wave = 0; wave < 2; ++wave) {
+          x_scale[wave][0] = load_shared_f32(x_scales + wave * 256);
+          x_scale[wave][1] = load_shared_f32(x_scales + wave * 256 + 32);
+        }
+#pragma unroll
+        for (int wave = 0; wave < 2; ++wave) {
+          const uint64_t x = operand_descriptor(x_ring + stage * Shared::kStageX + wave * 64 * 128);
+          float acc[kN / 2];
+          take_turn();
+          wgmma_fence(acc);
+          wgmma_arrive();
+#pragma unroll
+          for (int k = 0; k < 4; ++k) Wgmma<kN>::mma(acc, x + k * 2, w + k * 2, k > 0);
+          wgmma_commit();
+          give_turn();
+          wgmma_fence(acc);
+          wgmma_wait<0>();
+          wgmma_fence(acc);
+          if (wave == 1 && lane < 2) barrier_arrive_at(empty + stage * 8, lane);
+          const float upper = x_scale[wave][0] * w_scale, lower = x_scale[wave][1] * w_scale;
+          const float upper2 = x_scale[wave][0] * w_scale2, lower2 = x_scale[wave][1] * w_scale2;
+#pragma unroll
+          for (int unit = 0; unit < kN / 8; ++unit) {
+            const bool first = kN == 128 || unit < first_units;
+            sums[wave][unit * 4 + 0] += acc[unit * 4 + 0] * (first ? upper : upper2);
+            sums[wave][unit * 4 + 1] += acc[unit * 4 + 1] * (first ? upper : upper2);
+            sums[wave][unit * 4 + 2] += acc[unit * 4 + 2] * (first ? lower : lower2);
+            sums[wave][unit * 4 + 3] += acc[unit * 4 + 3] * (first ? lower : lower2);
+          }
+        }
+      }
+      if (more_follow) start_scales(following);
+      int row_end = tile.group_rows;
+      if (kGrouping == Grouping::kContiguous) {
+        row_end = tile.row;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) row_end += __popc(__ballot_sync(0xffffffff, ids[i] >= 0));
+      }
+      const int y_group = kGrouping == Grouping::kContiguous ? 0 : tile.group;
+      if (lane == 0) store_wait_read();  // the last tile's results have left
+      __syncwarp();
+#pragma unroll
+      for (int wave = 0; wave < 2; ++wave) {
+        const uint32_t wave_out = warp_out + wave * Shared::kOutWave;
+        const int row = tile.row + wave * 64 + warp % 4 * 16;
+        stage_rows<kN>(sums[wave], wave_out);
+        if (row + 16 > row_end) {
+          __syncwarp();
+          __nv_bfloat16* y = static_cast<__nv_bfloat16*>(args.y) + y_group * args.y_group_stride;
+          write_some_rows<kN>(args, y, wave_out, row, row_end, column);
+          continue;
+        }
+        fence_to_copy_engine();
+        __syncwarp();
+        if (lane == 0) {
+          constexpr int kBoxColumns = kN % 64 == 0 ? 64 : kN;
+#pragma unroll
+          for (int box = 0; box < kN / kBoxColumns; ++box) {
+            const int first = column + box * kBoxColumns;
+            if (first < args.n) tma_store(&y_map, wave_out + box * 2048, first, row, y_group);
+          }
+          store_commit();
+        }
+      }
+      tile = following;
+      more = more_follow;
+    }
+  }
+  if (lane == 0) store_wait_read();
+  __syncwarp();
+  cluster_sync_relaxed();  // a block leaves when its peer no longer arrives at its barriers
+}
+
+}  // namespace moesaic::cuda

@@ -1,0 +1,41 @@
+// The weight scales that a math warp needs, k group by k group: lane l of a warp holds that of every 32nd group, the
+// next 32 are on their way while these are used, so that no group waits for memory.
+#pragma once
+
+#include <cstdint>
+
+namespace moesaic::cuda {
+
+class WeightScales {
+ public:
+  // Groups [begin, end) of `row`, one row of [.., k / 128] scales. All lanes of the warp call.
+  __device__ void start(const float* row, int begin, int end) {
+    row_ = row;
+    end_ = end;
+    base_ = begin;
+    current_ = load(begin);
+    next_ = load(begin + 32);
+  }
+
+  // Of group `group`: begin, begin + 1, ...
+  __device__ float get(int group) {
+    if (group - base_ == 32) {
+      base_ = group;
+      current_ = next_;
+      next_ = load(group + 32);
+    }
+    return __shfl_sync(0xffffffff, current_, group - base_);
+  }
+
+ private:
+  __device__ float load(int first) const {
+    const int group = first + static_cast<int>(threadIdx.x % 32);
+    return group < end_ ? __ldg(row_ + group) : 0.0f;
+  }
+
+  const float* row_ = nullptr;
+  int base_ = 0, end_ = 0;
+  float current_ = 0.0f, next_ = 0.0f;
+};
+
+}  // namespace moesaic::cuda
