@@ -81,7 +81,7 @@ TEST(RankMemory, DoesNotFitOnAnH100Node) {
   EXPECT_EQ(memory.kv_tokens_free, 0);
 }
 
-// The second seed: N_hidden is the dense FFN's hidden layer of 18,432 for each token.
+// SGLang's article: N_hidden is the dense FFN's hidden layer of 18,432 for each token.
 TEST(RankMemory, MemoryOptimalTp) {
   const double params = 3.0 * 7168 * 18432;
   EXPECT_LE(memory_optimal_tp(params, 2048 * 18432, 0), 3.5);
