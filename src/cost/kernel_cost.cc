@@ -22,7 +22,7 @@ constexpr double kGemmLaunch = 1.5e-6;
 // Grouped GEMMs beside communication kernels: 1,007 TFLOPS on 112 SMs (F133) where the formula alone gives 1,095.
 constexpr double kBesideCommunication = 0.92;
 // What communication kernels leave of memory bandwidth: in normal mode they write and read each row that is dispatched
-// or combined several times on its way.
+// or combined several times on its way. Assumed: what the calibration rows of prefill leave to it.
 constexpr double kMemoryBesideCommunication = 0.85;
 
 // A small kernel between its neighbours in a CUDA graph. Perplexity's layer takes 71 us more with two micro-batches

@@ -18,6 +18,7 @@ constexpr double kOutputKernels = 5;
 constexpr double kFfnKernels = 2;
 constexpr double kExpertKernels = 3;
 
+// Assumed: no published figure isolates them.
 constexpr double kTpLatency = 8e-6;         // of one collective inside a node
 constexpr double kTpLinkEfficiency = 0.75;  // of NVLink, one direction
 

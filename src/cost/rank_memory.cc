@@ -14,7 +14,7 @@ constexpr double kScaleBlock = 128 * 128;  // FP8 weights with one f32 scale
 constexpr double kScaleGroup = 128;        // FP8 activations with one f32 scale
 
 // CUDA context, kernels, NCCL, allocator slack and captured graphs. vLLM's memory table leaves about 10 GB of an H200
-// where weights leave 40; SGLang keeps 0.835 of 80 GB for weights and cache in the second seed's decode command.
+// where weights leave 40; SGLang keeps 0.835 of 80 GB for weights and cache in its large decode deployment.
 constexpr double kRuntimeBytes = 5e9;
 // DeepEP's normal-mode buffers for NVLink and RDMA (its configuration hints for 7,168 channels).
 constexpr double kNormalExchangeBytes = 1e9;

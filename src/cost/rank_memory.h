@@ -30,8 +30,9 @@ struct RankMemory {
 };
 RankMemory plan_rank_memory(const Deployment& deployment, const MemoryDemand& demand);
 
-// The second seed's rule: a DP group of TP ranks holds num_params / TP + (1 + k) x hidden_state x TP bytes a rank,
-// which is least at TP = sqrt(num_params / ((1 + k) hidden_state)). Derivation: the first derivative -num_params / TP^2
+// The rule of SGLang's article (May 2025): a DP group of TP ranks holds num_params / TP + (1 + k) x hidden_state x TP
+// bytes a rank, which is least at TP = sqrt(num_params / ((1 + k) hidden_state)). Derivation: the first derivative
+// -num_params / TP^2
 // + (1 + k) hidden_state is zero there and the second is positive. k: copies that CUDA graphs keep.
 double memory_optimal_tp(double num_params, double hidden_state, double graph_copies);
 

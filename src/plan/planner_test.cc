@@ -1,4 +1,4 @@
-// The planner: what fits, what is on the frontier, which instance wins; the comparisons of the first seed.
+// The planner: what fits, what is on the frontier, which instance wins; the comparisons of Perplexity's article.
 #include "plan/planner.h"
 
 #include <gmock/gmock.h>
@@ -16,8 +16,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The first seed's sweep: pplx kernels, batch 1 to 128, TP 1 to 8, MTP with 60 % acceptance, 5,000 cached tokens.
-Sweep first_seed(const std::vector<std::string>& hardware, std::vector<int> ep_sizes) {
+// Perplexity's sweep: pplx kernels, batch 1 to 128, TP 1 to 8, MTP with 60 % acceptance, 5,000 cached tokens.
+Sweep perplexity_sweep(const std::vector<std::string>& hardware, std::vector<int> ep_sizes) {
   PlanSpace space{.ep_sizes = std::move(ep_sizes), .batches = {1, 2, 4, 8, 16, 32, 64, 128}, .drafts = {1}};
   for (const std::string& name : hardware) space.hardware.push_back(*find_hardware(name));
   Deployment base;
@@ -65,8 +65,8 @@ TEST(Frontier, AgainstEveryPair) {
   }
 }
 
-TEST(FirstSeed, MoreNodesAreBetterAtEverySpeed) {
-  const Sweep all = first_seed({"h100"}, {16, 32, 64, 128});
+TEST(Perplexity, MoreNodesAreBetterAtEverySpeed) {
+  const Sweep all = perplexity_sweep({"h100"}, {16, 32, 64, 128});
   for (double speed = 25; speed <= 60; speed += 5) {
     double last = 0;
     for (const int ep : {16, 32, 64, 128}) {
@@ -77,8 +77,8 @@ TEST(FirstSeed, MoreNodesAreBetterAtEverySpeed) {
   }
 }
 
-TEST(FirstSeed, ManyNodesAgainstOneAtEqualSpeed) {
-  const Sweep all = first_seed({"h100", "h200"}, {8, 128});
+TEST(Perplexity, ManyNodesAgainstOneAtEqualSpeed) {
+  const Sweep all = perplexity_sweep({"h100", "h200"}, {8, 128});
   EXPECT_TRUE(select(all, "h100", 8).empty());  // 80 GB do not hold it
   double most = 0;
   for (double speed = 40; speed <= 80; speed += 1) {
@@ -88,9 +88,9 @@ TEST(FirstSeed, ManyNodesAgainstOneAtEqualSpeed) {
   EXPECT_GE(most, 3.5);  // published: about 5
 }
 
-TEST(FirstSeed, OneNodeIsBetterAtBatch64) {
+TEST(Perplexity, OneNodeIsBetterAtBatch64) {
   const auto throughput = [](const char* hardware, int ep) {
-    const Sweep all = first_seed({hardware}, {ep});
+    const Sweep all = perplexity_sweep({hardware}, {ep});
     double most = 0;
     for (const Candidate& c : all.fits) {
       if (c.point.batch == 64 && c.deployment.layout.tp_size == 1) {
@@ -104,8 +104,8 @@ TEST(FirstSeed, OneNodeIsBetterAtBatch64) {
   EXPECT_LT(one, many * 1.3);  // "slightly higher"
 }
 
-TEST(FirstSeed, MemoryOfOneNode) {
-  const Sweep all = first_seed({"h200"}, {8});
+TEST(Perplexity, MemoryOfOneNode) {
+  const Sweep all = perplexity_sweep({"h200"}, {8});
   bool refused = false;
   for (const Refusal& refusal : all.refused) {
     if (!refusal.label.starts_with("h200 EP8 DP8 TP1 batch 128")) continue;
@@ -167,6 +167,18 @@ TEST(Deploy, UnreachableGoalsNameTheNearest) {
   EXPECT_THAT(std::string(plan_deployment(r).status().message()), HasSubstr("of 80 GB"));
   r.traffic.requests_per_s = 0;
   EXPECT_EQ(plan_deployment(r).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Predict, NoLongerThanTheModelTakes) {
+  Deployment d;
+  d.model = *find_model("deepseek-v3");
+  d.hardware = *find_hardware("h200");
+  d.layout = *ParallelLayout::make(8, 8, 1);
+  const auto decoded = evaluate(d, {.phase = Phase::kDecode, .batch = 1, .kv_len = 200000});
+  EXPECT_THAT(std::string(decoded.status().message()),
+              HasSubstr("200000 tokens of a request; the model takes at most 163840"));
+  const auto prefilled = evaluate(d, {.phase = Phase::kPrefill, .prompt_len = 200000, .chunk_tokens = 4096});
+  EXPECT_THAT(std::string(prefilled.status().message()), HasSubstr("163840"));
 }
 
 TEST(Predict, TokensPerVerify) {

@@ -70,6 +70,11 @@ absl::StatusOr<Prediction> predict(const CostModel& cost, const OperatingPoint& 
                                               ", cached_len ", point.cached_len, ", chunk_tokens ",
                                               point.chunk_tokens));
   }
+  const int64_t longest = decode ? point.kv_len : point.prompt_len;
+  if (d.model.max_position_embeddings > 0 && longest > d.model.max_position_embeddings) {
+    return absl::InvalidArgumentError(str_cat(longest, " tokens of a request; the model takes at most ",
+                                              d.model.max_position_embeddings, " (max_position_embeddings)"));
+  }
   const GroupWork work = uniform_work(point, d.num_draft);
   Prediction out{.phase = point.phase};
   out.step = cost.step({&work, 1});

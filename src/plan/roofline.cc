@@ -97,7 +97,7 @@ std::vector<RooflineRow> roofline(const RooflineRequest& r) {
   for (const int64_t ep : r.ep_sizes) {
     const double experts = std::max(1.0, static_cast<double>(c.n_routed_experts) / static_cast<double>(ep));
     for (const int64_t batch : r.batches) {
-      // Rows of an expert under even routing: batch x query x topk x EP / experts (the first seed's formula).
+      // Rows of an expert under even routing: batch x query x topk x EP / experts (Perplexity's formula).
       const double m = static_cast<double>(batch * r.query_len * c.num_experts_per_tok * ep) /
                        static_cast<double>(c.n_routed_experts);
       rows.push_back(

@@ -1,5 +1,5 @@
 // roofline: the kernels of a decode layer at several EP and batch sizes: arithmetic intensity, which roof bounds them,
-// what the model gives them, and what a table measured. As the first seed draws them. Pure.
+// what the model gives them, and what a table measured. As Perplexity's article draws them. Pure.
 #pragma once
 
 #include <string>

@@ -73,8 +73,8 @@ TEST(Validate, MicroBatchesPayFromBatch32) {
   }
 }
 
-// The second seed: two micro-batches lose at 32 tokens a GPU, break even between 64 and 128, and gain a quarter at 256.
-TEST(Validate, TwoBatchOverlapOfTheSecondSeed) {
+// SGLang on H100: two micro-batches lose at 32 tokens a GPU, break even between 64 and 128, and gain a quarter at 256.
+TEST(Validate, TwoBatchOverlapOfSglang) {
   const auto gain = [](int batch) {
     const std::string args =
         str_cat("--hardware h100 --ep 72 --redundant-experts 32 --kv-len 2000 --batch ", batch, " --overlap ");
