@@ -19,8 +19,9 @@ void declare(ConfigFields& fields, PredictConfig& config) {
 
 absl::Status run(PredictConfig& config) {
   MOESAIC_ASSIGN_OR_RETURN(const Predicted predicted, predict(config.settings));
+  MOESAIC_ASSIGN_OR_RETURN(const ErrorSummary error, known_error(predicted.prediction.phase));
   const auto print = config.json ? prediction_json : prediction_text;
-  std::fputs(print(predicted.prediction, predicted.deployment).c_str(), stdout);
+  std::fputs(print(predicted.prediction, predicted.deployment, error).c_str(), stdout);
   return absl::OkStatus();
 }
 

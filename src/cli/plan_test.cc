@@ -51,6 +51,7 @@ TEST(Plan, PredictPrintsWhatItPromises) {
     EXPECT_GT(json["memory_bytes"]["buffers"]["routed experts"].get<double>(), 0);
     EXPECT_TRUE(json["in_calibrated_range"].is_boolean());
     EXPECT_EQ(json["in_calibrated_range"].get<bool>(), json["out_of_range"].empty());
+    EXPECT_EQ(json["in_calibrated_range"].get<bool>(), json.contains("error_of_published_systems"));
   }
 }
 

@@ -88,6 +88,10 @@ absl::StatusOr<CostModel> CostModel::make(Deployment d) {
   if (d.model.n_routed_experts <= 0) {
     return absl::InvalidArgumentError("the cost model is one of mixture-of-experts models; n_routed_experts is 0");
   }
+  if (d.num_draft > 0 && d.model.num_nextn_predict_layers == 0) {
+    return absl::InvalidArgumentError(
+        str_cat(d.num_draft, " drafts need an MTP module; num_nextn_predict_layers of the model is 0"));
+  }
   const int64_t slots = d.model.n_routed_experts + d.num_redundant_experts;
   if (slots < d.layout.ep_size()) {
     return absl::InvalidArgumentError(str_cat("EP", d.layout.ep_size(), " needs ", d.layout.ep_size(),

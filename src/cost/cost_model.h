@@ -67,8 +67,8 @@ class CostModel {
   // without a needed unit. Messages show the arithmetic.
   static absl::StatusOr<CostModel> make(Deployment deployment);
 
-  // groups: one entry for each DP group, or a single one that stands for all of them. Cost: about a microsecond a
-  // group. A step without tokens costs its host time.
+  // groups: one entry for each DP group, or a single one that stands for all of them. Takes microseconds, nothing is
+  // kept. A step without tokens costs its host time.
   StepCost step(std::span<const GroupWork> groups) const;
 
   const Deployment& deployment() const { return deployment_; }

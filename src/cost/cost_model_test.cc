@@ -118,6 +118,10 @@ TEST(CostModel, RefusesWithTheArithmetic) {
   Deployment d = deployment("h100", 8);
   d.balancedness = 0;
   EXPECT_THAT(message(d), HasSubstr("balancedness"));
+  d.balancedness = 1;
+  d.num_draft = 1;
+  d.model = *find_model("kimi-k2");
+  EXPECT_THAT(message(d), HasSubstr("1 drafts need an MTP module"));
 }
 
 }  // namespace

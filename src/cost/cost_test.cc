@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
 
 #include "cost/all_to_all_cost.h"
 #include "cost/embedded_files.h"
@@ -202,6 +203,26 @@ TEST(Hardware, NamesAndFiles) {
   EXPECT_THAT(std::string(unknown.message()), HasSubstr("b200, gb200-nvl72, h100, h20, h200, h800"));
   EXPECT_EQ(find_hardware("/nowhere/gpu.toml").status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(find_model("deepseek-v4").status().message()), HasSubstr("deepseek-v3"));
+}
+
+TEST(Hardware, FilesOfTheUser) {
+  const std::string path = ::testing::TempDir() + "gpu.toml";
+  const auto read = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    return find_hardware(path);
+  };
+  const std::string whole =
+      "family = \"other\"\nbf16_tflops = 3.2\nnum_sms = 16\nhbm_gb = 64\nhbm_gb_per_s = 80\nnvlink_gb_per_s = 40\n"
+      "nic_gb_per_s = 12.5\ngpus_per_node = 1\nnvlink_domain = 1\n";
+  const auto spec = read(whole);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->bf16_tflops, 3.2);
+  EXPECT_EQ(spec->fp8_tflops, 0);
+  EXPECT_EQ(spec->name, path);
+  EXPECT_THAT(std::string(read("family = \"other\"\n").status().message()),
+              HasSubstr("the key bf16-tflops is missing"));
+  EXPECT_THAT(std::string(read(whole + "hbm_gbs = 1\n").status().message()), HasSubstr(path + ":10: "));
+  EXPECT_THAT(std::string(read(whole + "price_per_gpu_hour = -1\n").status().message()), HasSubstr("price"));
 }
 
 }  // namespace

@@ -77,6 +77,28 @@ std::vector<T> beside(const std::vector<T>& values, T value) {
   return out;
 }
 
+// One more expert slot on every rank costs memory and, at the same balancedness, weights that are read: from which
+// balancedness on it pays.
+Neighbour more_slots(const Candidate& winner) {
+  Deployment d = winner.deployment;
+  const int64_t ranks = d.layout.ep_size();
+  d.num_redundant_experts += ranks;
+  const std::string change = str_cat("redundant ", d.num_redundant_experts);
+  const auto same = evaluate(d, winner.point);
+  if (!same.ok()) return {change, std::string(same.status().message())};
+  double low = d.balancedness, high = 1;
+  for (int i = 0; i < 30; ++i) {
+    d.balancedness = (low + high) / 2;
+    const auto other = evaluate(d, winner.point);
+    const bool pays = other.ok() && other->prediction.tokens_per_s_per_gpu > winner.prediction.tokens_per_s_per_gpu;
+    (pays ? high : low) = d.balancedness;
+  }
+  return {change,
+          fmt::format("{:+.1f} % tok/s per node at the same balancedness of {:.2f}; pays from {:.3f} on",
+                      (same->prediction.tokens_per_s_per_gpu / winner.prediction.tokens_per_s_per_gpu - 1) * 100,
+                      winner.deployment.balancedness, high)};
+}
+
 std::vector<Neighbour> neighbours_of(const Candidate& winner, double tokens_per_s, const DeployRequest& r) {
   const PlanSpace& space = r.space;
   std::vector<Neighbour> out;
@@ -101,6 +123,7 @@ std::vector<Neighbour> neighbours_of(const Candidate& winner, double tokens_per_
     other.overlap = overlap;
     add(str_cat("overlap ", overlap_name(overlap)), other, winner.point);
   }
+  out.push_back(more_slots(winner));
   OperatingPoint point = winner.point;
   if (!is_decode(winner)) {
     for (const int64_t chunk : beside(space.chunk_tokens, point.chunk_tokens)) {

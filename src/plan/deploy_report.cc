@@ -70,7 +70,7 @@ Json point_json(const Candidate& c) {
 std::string instance_text(const char* name, const InstancePlan& plan) {
   const Candidate& c = plan.candidate;
   const Prediction& p = c.prediction;
-  std::string out = fmt::format("{}: {}\n", name, c.label());
+  std::string out = fmt::format("{}: {}, {} redundant experts\n", name, c.label(), c.deployment.num_redundant_experts);
   out += fmt::format("  {} instances of {} GPUs, {:.0f} % used; {:.0f} tok/s per node", plan.num_instances,
                      c.deployment.layout.world_size(), plan.utilisation * 100, p.tokens_per_s_per_node);
   out += c.point.phase == Phase::kDecode ? fmt::format(", {:.1f} tok/s per user", p.tokens_per_s_per_user)
@@ -113,7 +113,7 @@ std::string assumptions_text(const Deployment& d) {
                      d.kernels == nullptr ? "by roofline with published efficiencies" : "as measured in the table");
 }
 
-std::string prediction_text(const Prediction& p, const Deployment& d) {
+std::string prediction_text(const Prediction& p, const Deployment& d, const ErrorSummary& error) {
   std::string out = fmt::format("{}\n", assumptions_text(d));
   out += fmt::format("step {:.3f} ms, overlap {}, {:.1f} tok/s per node, {:.1f} per GPU", p.step.seconds * kMilli,
                      overlap_name(p.step.overlap), p.tokens_per_s_per_node, p.tokens_per_s_per_gpu);
@@ -122,12 +122,16 @@ std::string prediction_text(const Prediction& p, const Deployment& d) {
   for (const auto& [name, part] : kLayerParts) out += fmt::format(" {} {:.1f}", name, p.step.moe_layer.*part * kMicro);
   out += "\na step, ms:";
   for (const auto& [name, part] : kStepParts) out += fmt::format(" {} {:.2f}", name, p.step.*part * kMilli);
-  out += p.in_range ? "\ninside the calibrated range\n" : "\noutside the calibrated range:";
+  out += p.in_range ? fmt::format(
+                          "\ninside the calibrated range: {} other published systems are predicted with a mean "
+                          "error of {:.1f} %, at most {:.1f} %\n",
+                          error.num_rows, error.mean * 100, error.worst * 100)
+                    : "\noutside the calibrated range:";
   for (const std::string& reason : p.out_of_range) out += " " + reason + ";";
   return out + (p.in_range ? "" : "\n") + memory_text(p);
 }
 
-std::string prediction_json(const Prediction& p, const Deployment& d) {
+std::string prediction_json(const Prediction& p, const Deployment& d, const ErrorSummary& error) {
   Json out;
   out["kind"] = "predicted";
   out["step_ms"] = p.step.seconds * kMilli;
@@ -141,6 +145,10 @@ std::string prediction_json(const Prediction& p, const Deployment& d) {
   out["fits"] = p.fits;
   out["in_calibrated_range"] = p.in_range;
   out["out_of_range"] = p.out_of_range;
+  if (p.in_range) {
+    out["error_of_published_systems"] = {
+        {"rows", error.num_rows}, {"mean_abs_error", error.mean}, {"worst_abs_error", error.worst}};
+  }
   out["balancedness"] = d.balancedness;
   out["assumptions"] = assumptions_text(d);
   return out.dump(2) + "\n";

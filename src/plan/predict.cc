@@ -8,6 +8,31 @@ namespace {
 
 constexpr double kLeastBalancedness = 0.5;
 
+// What the published systems of data/validation.csv span; beyond it the model extrapolates.
+std::vector<std::string> reasons_out_of_range(const Deployment& d, const OperatingPoint& p) {
+  std::vector<std::string> out;
+  const auto within = [&](const char* name, int64_t value, int64_t least, int64_t most) {
+    if (value < least || value > most) out.push_back(str_cat(name, " ", value, " is not in ", least, "..", most));
+  };
+  if (d.hardware.family != "hopper") out.push_back(str_cat("hardware of the family ", d.hardware.family));
+  if (d.comm == CommFamily::kMoesaic) out.push_back("comm moesaic has no measured table");
+  if (!d.model.fp8_weights) out.push_back("weights are not FP8");
+  within("hidden_size", d.model.hidden_size, 5120, 7168);
+  within("EP", d.layout.ep_size(), 8, 160);
+  if (d.balancedness < kLeastBalancedness) {
+    out.push_back(str_cat("balancedness ", d.balancedness, " is below ", kLeastBalancedness));
+  }
+  if (p.phase == Phase::kDecode) {
+    within("batch", p.batch, 8, 512);
+    within("kv-len", p.kv_len, 512, 16384);
+    within("draft", d.num_draft, 0, 3);
+  } else {
+    within("prompt-len", p.prompt_len, 512, 16384);
+    within("chunk-tokens", p.chunk_tokens, 4096, 32768);
+  }
+  return out;
+}
+
 }  // namespace
 
 double tokens_per_verify(int64_t num_draft, double acceptance) {
@@ -32,31 +57,6 @@ GroupWork uniform_work(const OperatingPoint& point, int64_t num_draft) {
   return work;
 }
 
-// What the published systems of data/validation.csv span; beyond it the model extrapolates.
-static std::vector<std::string> reasons_out_of_range(const Deployment& d, const OperatingPoint& p) {
-  std::vector<std::string> out;
-  const auto within = [&](const char* name, int64_t value, int64_t least, int64_t most) {
-    if (value < least || value > most) out.push_back(str_cat(name, " ", value, " is not in ", least, "..", most));
-  };
-  if (d.hardware.family != "hopper") out.push_back(str_cat("hardware of the family ", d.hardware.family));
-  if (d.comm == CommFamily::kMoesaic) out.push_back("comm moesaic has no measured table");
-  if (!d.model.fp8_weights) out.push_back("weights are not FP8");
-  within("hidden_size", d.model.hidden_size, 5120, 7168);
-  within("EP", d.layout.ep_size(), 8, 160);
-  if (d.balancedness < kLeastBalancedness) {
-    out.push_back(str_cat("balancedness ", d.balancedness, " is below ", kLeastBalancedness));
-  }
-  if (p.phase == Phase::kDecode) {
-    within("batch", p.batch, 8, 512);
-    within("kv-len", p.kv_len, 512, 16384);
-    within("draft", d.num_draft, 0, 3);
-  } else {
-    within("prompt-len", p.prompt_len, 512, 16384);
-    within("chunk-tokens", p.chunk_tokens, 4096, 32768);
-  }
-  return out;
-}
-
 absl::StatusOr<Prediction> predict(const CostModel& cost, const OperatingPoint& point, int64_t gpus_per_node) {
   const Deployment& d = cost.deployment();
   const bool decode = point.phase == Phase::kDecode;
@@ -71,7 +71,7 @@ absl::StatusOr<Prediction> predict(const CostModel& cost, const OperatingPoint& 
                                               point.chunk_tokens));
   }
   const GroupWork work = uniform_work(point, d.num_draft);
-  Prediction out;
+  Prediction out{.phase = point.phase};
   out.step = cost.step({&work, 1});
   out.tokens_per_step = decode ? static_cast<double>(point.batch) * tokens_per_verify(d.num_draft, point.acceptance)
                                : static_cast<double>(point.chunk_tokens);

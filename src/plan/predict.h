@@ -23,6 +23,7 @@ struct OperatingPoint {
 };
 
 struct Prediction {
+  Phase phase = Phase::kDecode;
   StepCost step;
   double tokens_per_step = 0;  // of a DP rank: new output tokens, or prompt tokens
   double tokens_per_s_per_gpu = 0;

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <sstream>
 
+#include "cost/embedded_files.h"
+
 namespace moesaic {
 namespace {
 
@@ -90,6 +92,14 @@ ErrorSummary summarise(const std::vector<ValidatedRow>& rows, std::string_view s
   }
   if (summary.num_rows > 0) summary.mean /= static_cast<double>(summary.num_rows);
   return summary;
+}
+
+absl::StatusOr<ErrorSummary> known_error(Phase phase) {
+  MOESAIC_ASSIGN_OR_RETURN(const std::string_view text, embedded_text("validation.csv"));
+  MOESAIC_ASSIGN_OR_RETURN(const std::vector<ValidationRow> rows, parse_validation(text, "validation.csv"));
+  MOESAIC_ASSIGN_OR_RETURN(std::vector<ValidatedRow> validated, validate(rows));
+  std::erase_if(validated, [&](const ValidatedRow& row) { return row.prediction.phase != phase; });
+  return summarise(validated, "other", true);
 }
 
 }  // namespace moesaic

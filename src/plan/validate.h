@@ -36,5 +36,8 @@ struct ErrorSummary {
   double worst = 0;  // the largest absolute error
 };
 ErrorSummary summarise(const std::vector<ValidatedRow>& rows, std::string_view set, bool in_range_only);
+// Of the built-in table: rows in the range, of this phase, that no constant was fitted to. What an answer in the range
+// may be off by.
+absl::StatusOr<ErrorSummary> known_error(Phase phase);
 
 }  // namespace moesaic
