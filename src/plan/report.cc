@@ -53,8 +53,7 @@ std::string source_badge(Source source) {
 }
 
 std::string cell_text(const Cell& cell) {
-  if (const auto* text = std::get_if<std::string>(&cell)) return *text;
-  return format_number(std::get<double>(cell));
+  return cell.is_number ? format_number(cell.number) : cell.text;
 }
 
 std::string table_html(const Table& table) {
@@ -94,10 +93,7 @@ Json table_json(const Table& table) {
   for (const std::vector<Cell>& row : table.rows) {
     MOESAIC_CHECK_EQ(row.size(), table.columns.size());
     Json cells = Json::array();
-    for (const Cell& cell : row) {
-      const auto* text = std::get_if<std::string>(&cell);
-      cells.push_back(text != nullptr ? Json(*text) : number_json(std::get<double>(cell)));
-    }
+    for (const Cell& cell : row) cells.push_back(cell.is_number ? number_json(cell.number) : Json(cell.text));
     json["rows"].push_back(std::move(cells));
   }
   return json;

@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 namespace moesaic {
@@ -29,7 +28,14 @@ enum class Source : uint8_t {
 const char* source_name(Source source);
 
 // Numbers that are not finite are shown as a dash and are null in JSON.
-using Cell = std::variant<std::string, double>;
+struct Cell {
+  Cell(std::string value) : text(std::move(value)) {}
+  Cell(const char* value) : text(value) {}
+  Cell(double value) : number(value), is_number(true) {}
+  std::string text;
+  double number = 0.0;
+  bool is_number = false;
+};
 
 struct Column {
   std::string name;
