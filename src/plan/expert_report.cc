@@ -44,7 +44,8 @@ std::string verdict(const ExpertsAnswer& answer) {
   if (!best.prediction.fits) return "No number of slots fits into memory.";
   const double speedup = best.prediction.tokens_per_s_per_node / answer.unplaced.tokens_per_s_per_node;
   const std::string placed =
-      fmt::format(" Placed, throughput is {:.2f} times that of experts in their order (predicted).", speedup);
+      fmt::format(" Placed, throughput is {:.2f} times that of experts in their order (predicted{}).", speedup,
+                  answer.unplaced.in_range ? "" : ", the latter outside the range that was compared");
   if (answer.best == 0) {
     return fmt::format("{} redundant experts, all that {} slots a rank have room for, are best: more do not pay.",
                        first.redundant(), first.balance.shape.slots_per_rank()) +
