@@ -200,26 +200,37 @@ void PlacementSearch::plan_afresh(std::span<const double> load, std::span<const 
 
 std::vector<int32_t> PlacementSearch::match_ranks(std::span<const int32_t> current) const {
   struct Pair {
-    int32_t common, set, rank;
+    int32_t set, rank;
+  };
+  const int num_ranks = shape_.num_ranks;
+  std::vector<int32_t> common(static_cast<size_t>(num_ranks) * num_ranks, 0);  // experts, by set and rank
+  const auto common_of = [&](const Pair& pair) -> int32_t& {
+    return common[static_cast<size_t>(pair.set) * num_ranks + pair.rank];
   };
   std::vector<Pair> pairs;
-  for (int set = 0; set < shape_.num_ranks; ++set) {
-    for (int rank = 0; rank < shape_.num_ranks; ++rank) {
-      if (state_.capacity(set) != state_.capacity(rank)) continue;
-      int common = 0;
-      for (int slot = shape_.first_slot(rank); slot < shape_.first_slot(rank + 1); ++slot) {
-        common += current[slot] >= 0 && state_.has(set, current[slot]);
-      }
-      pairs.push_back({common, set, rank});
+  for (int slot = 0; slot < shape_.num_slots; ++slot) {
+    if (current[slot] < 0) continue;
+    for (const int32_t set : state_.ranks_of(current[slot])) {
+      const Pair pair{set, shape_.rank_of(slot)};
+      if (state_.capacity(set) == state_.capacity(pair.rank) && common_of(pair)++ == 0) pairs.push_back(pair);
     }
   }
-  std::stable_sort(pairs.begin(), pairs.end(), [](const Pair& a, const Pair& b) { return a.common > b.common; });
-  std::vector<bool> is_taken(shape_.num_ranks, false);
-  std::vector<int32_t> to(shape_.num_ranks, -1);
-  for (const Pair& pair : pairs) {
-    if (to[pair.set] >= 0 || is_taken[pair.rank]) continue;
+  std::sort(pairs.begin(), pairs.end(), [&](const Pair& a, const Pair& b) {
+    if (common_of(a) != common_of(b)) return common_of(a) > common_of(b);
+    return a.set != b.set ? a.set < b.set : a.rank < b.rank;
+  });
+  std::vector<bool> is_taken(num_ranks, false);
+  std::vector<int32_t> to(num_ranks, -1);
+  const auto assign = [&](const Pair& pair) {
+    if (to[pair.set] >= 0 || is_taken[pair.rank]) return;
     to[pair.set] = pair.rank;
     is_taken[pair.rank] = true;
+  };
+  for (const Pair& pair : pairs) assign(pair);
+  for (int set = 0; set < num_ranks; ++set) {  // nothing in common with any that is left
+    for (int rank = 0; rank < num_ranks && to[set] < 0; ++rank) {
+      if (state_.capacity(set) == state_.capacity(rank)) assign({set, rank});
+    }
   }
   return to;
 }

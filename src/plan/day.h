@@ -76,8 +76,8 @@ struct DayRun {
   int64_t num_changes = 0;  // decisions that changed a pool
   int least_nodes = 0, most_nodes = 0;
   struct Minute {
-    double needed_nodes = 0;  // load over capacity, whole units
-    double nodes = 0;         // serving and loading
+    int needed_nodes = 0;  // load over capacity, whole units
+    int nodes = 0;         // serving and loading
   };
   std::vector<Minute> minutes;  // 1440
 };

@@ -67,7 +67,7 @@ std::string day_text(const DayAnswer& answer) {
   out += fmt::format("\n  {:<8}{:>10}{:>11}{:>10}{:>11}{:>12}\n", "hour", "published", "needed", "fixed", "reactive",
                      "predictive");
   for (size_t minute = 30; minute < answer.runs[0].minutes.size(); minute += 60) {
-    out += fmt::format("  {:<8}{:>10.1f}{:>11.0f}{:>10.0f}{:>11.0f}{:>12.0f}\n", answer.hours[minute / 60].label,
+    out += fmt::format("  {:<8}{:>10.1f}{:>11}{:>10}{:>11}{:>12}\n", answer.hours[minute / 60].label,
                        answer.hours[minute / 60].nodes, answer.runs[0].minutes[minute].needed_nodes,
                        answer.runs[0].minutes[minute].nodes, answer.runs[1].minutes[minute].nodes,
                        answer.runs[2].minutes[minute].nodes);

@@ -132,10 +132,12 @@ DayRun simulate_day(const std::vector<DayHour>& hours, const DayTraffic& traffic
 
   DayRun run{.policy = policy, .least_nodes = fleet.num_nodes()};
   double total_load = 0, missed_load = 0;
+  int64_t node_minutes = 0;
   for (int minute = 0; minute < 2 * kDayMinutes; ++minute) {
     const double time_s = minute * kStepS, share = levels[minute] * share_per_s(hours, time_s);
     const bool is_counted = minute >= kDayMinutes;
-    double miss = 0, nodes = 0, needed = 0;
+    double miss = 0;
+    int nodes = 0, needed = 0;
     for (int i = 0; i < 2; ++i) {
       const double load = tokens[i] * share;
       const bool is_due = std::fmod(time_s, kPeriodS) == 0;
@@ -147,12 +149,13 @@ DayRun simulate_day(const std::vector<DayHour>& hours, const DayTraffic& traffic
     if (!is_counted) continue;
     total_load += share;
     missed_load += share * miss;
-    run.node_hours += nodes * kStepS / 3600;
-    run.least_nodes = std::min(run.least_nodes, static_cast<int>(nodes));
-    run.most_nodes = std::max(run.most_nodes, static_cast<int>(nodes));
+    node_minutes += nodes;
+    run.least_nodes = std::min(run.least_nodes, nodes);
+    run.most_nodes = std::max(run.most_nodes, nodes);
     run.minutes.push_back({.needed_nodes = needed, .nodes = nodes});
   }
-  run.training_node_hours = fleet.num_nodes() * 24.0 - run.node_hours;
+  run.node_hours = static_cast<double>(node_minutes) / 60;
+  run.training_node_hours = static_cast<double>(fleet.num_nodes() * int64_t{kDayMinutes} - node_minutes) / 60;
   run.cost_usd = run.node_hours * traffic.gpus_per_node * traffic.usd_per_gpu_hour;
   run.miss_share = missed_load / total_load;
   return run;

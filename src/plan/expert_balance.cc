@@ -62,6 +62,14 @@ absl::StatusOr<Balance> balance_of(const PlacementShape& shape, const std::vecto
   return out;
 }
 
+absl::StatusOr<Prediction> predict_at(const ExpertsQuestion& question, int redundant, double balancedness) {
+  Deployment deployment = question.deployment;
+  deployment.num_redundant_experts = redundant;
+  deployment.balancedness = balancedness;
+  MOESAIC_ASSIGN_OR_RETURN(const CostModel cost, CostModel::make(std::move(deployment)));
+  return predict(cost, question.point, question.gpus_per_node);
+}
+
 }  // namespace
 
 absl::StatusOr<Balance> measure_balance(const PlacementShape& shape, const ExpertLoads& planned,
@@ -106,11 +114,10 @@ absl::StatusOr<ExpertsAnswer> answer_experts(ExpertsQuestion question, ThreadPoo
   for (int slots = least; slots <= least + q.max_extra_slots; ++slots) {
     RedundancyRow row;
     MOESAIC_ASSIGN_OR_RETURN(row.balance, balance_of(shape_for(q.deployment.model, ranks, slots), q.loads, pool));
-    Deployment deployment = q.deployment;
-    deployment.num_redundant_experts = row.redundant();
-    deployment.balancedness = row.balance.mean_out.planned;
-    MOESAIC_ASSIGN_OR_RETURN(const CostModel cost, CostModel::make(std::move(deployment)));
-    MOESAIC_ASSIGN_OR_RETURN(row.prediction, predict(cost, q.point, q.gpus_per_node));
+    MOESAIC_ASSIGN_OR_RETURN(row.prediction, predict_at(q, row.redundant(), row.balance.mean_out.planned));
+    if (slots == least) {
+      MOESAIC_ASSIGN_OR_RETURN(out.unplaced, predict_at(q, row.redundant(), row.balance.mean_out.natural));
+    }
     out.rows.push_back(std::move(row));
   }
   for (size_t i = 0; i < out.rows.size(); ++i) {

@@ -40,11 +40,20 @@ double gain_percent(const ExpertsAnswer& answer, const RedundancyRow& row) {
 }
 
 std::string verdict(const ExpertsAnswer& answer) {
-  const RedundancyRow& best = answer.rows[answer.best];
+  const RedundancyRow &first = answer.rows[0], &best = answer.rows[answer.best];
   if (!best.prediction.fits) return "No number of slots fits into memory.";
-  if (answer.best == 0) return "Redundant experts beyond whole slots do not pay.";
+  const double speedup = best.prediction.tokens_per_s_per_node / answer.unplaced.tokens_per_s_per_node;
+  const std::string placed =
+      fmt::format(" Placed, throughput is {:.2f} times that of experts in their order (predicted{}).", speedup,
+                  answer.unplaced.in_range ? "" : ", the latter outside the range that was compared");
+  if (answer.best == 0) {
+    return fmt::format("{} redundant experts, all that {} slots a rank have room for, are best: more do not pay.",
+                       first.redundant(), first.balance.shape.slots_per_rank()) +
+           placed;
+  }
   return fmt::format("{} redundant experts pay: {:+.1f} % predicted throughput against {}.", best.redundant(),
-                     gain_percent(answer, best), answer.rows[0].redundant());
+                     gain_percent(answer, best), first.redundant()) +
+         placed;
 }
 
 Json balance_json(const LayerBalance& b) {
@@ -172,6 +181,7 @@ std::string experts_json(const ExpertsAnswer& answer) {
   out["ep"] = best.balance.shape.num_ranks;
   out["redundant_experts_that_pay"] = best.redundant();
   out["verdict"] = verdict(answer);
+  out["tokens_per_s_per_node_unplaced"] = answer.unplaced.tokens_per_s_per_node;
   out["layers"] = layers_json(best.balance, answer.has_other());
   for (const Balance& b : answer.by_ranks) {
     Json row = {{"ep", b.shape.num_ranks}, {"slots", b.shape.num_slots}, {"in", balance_json(b.mean_in)}};
