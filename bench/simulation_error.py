@@ -2,10 +2,10 @@
 
 usage: simulation_error.py PATH_TO_MOESAIC MODEL_DIR [--repetitions N] [--realtime] [--out FILE]
 
-`bench steps` measures step times and `serve` answers each load that `bench serve` sends, in turns, so that what else runs
-on the machine disturbs both alike; --realtime runs them under `chrt -r 1`. What disturbs makes everything slower, so the
-best counts: of each step time and host time the shortest of all tables, of each load the repetition with the lowest mean
-latency. `simulate --steps` then runs the same traces on that table. Prints one JSON line a load, with all repetitions.
+For each load and repetition: `bench steps` measures step times, `serve` answers the load that `bench serve` sends, and
+`simulate --steps` runs the same trace on that table. They take turns, so that what else runs on the machine disturbs
+both alike; --realtime runs them under `chrt -r 1`. Prints one JSON line a load: medians over the repetitions, and the
+error of each repetition with its median.
 """
 import argparse
 import datetime
@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import tempfile
 
@@ -64,22 +65,14 @@ def main():
             server.send_signal(signal.SIGTERM)
             server.wait(timeout=60)
 
-    def best_of(tables):
-        best = dict(tables[0])
-        for name, value in best.items():
-            if isinstance(value, float):
-                best[name] = min(table[name] for table in tables)
-        best["step_s"] = [min(times) for times in zip(*(table["step_s"] for table in tables))]
-        return best
-
-    def write_line(name, measured, simulated):
-        best = min(measured, key=lambda figures: figures["mean_e2el_ms"])
+    def write_line(name, pairs):
         line = {"date": datetime.date.today().isoformat(), "device": args.device, "commit": commit,
                 "name": f"simulate.error.{name}"}
         for figure in FIGURES:
-            line[figure] = {"measured": round(best[figure], 3), "simulated": round(simulated[figure], 3),
-                            "error": round(simulated[figure] / best[figure] - 1, 4),
-                            "all_measured": [round(figures[figure], 3) for figures in measured]}
+            errors = [round(simulated[figure] / real[figure] - 1, 4) for real, simulated in pairs]
+            line[figure] = {"measured": round(statistics.median(real[figure] for real, _ in pairs), 3),
+                            "simulated": round(statistics.median(simulated[figure] for _, simulated in pairs), 3),
+                            "error": statistics.median(errors), "errors": errors}
         line["command"] = (f"bench/simulation_error.py moesaic {os.path.relpath(args.model)} --repetitions "
                            f"{args.repetitions}{' --realtime' if args.realtime else ''}")
         print(json.dumps(line), flush=True)
@@ -88,25 +81,20 @@ def main():
                 file.write(json.dumps(line) + "\n")
 
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    names = args.loads.split(",")
     with tempfile.TemporaryDirectory() as folder:
-        table, tables, measured = os.path.join(folder, "steps.json"), [], {name: [] for name in names}
-        trace = {name: os.path.join(folder, f"{name}.jsonl") for name in names}
+        table, trace = os.path.join(folder, "steps.json"), os.path.join(folder, "trace.jsonl")
         engine = ["--model", args.model, *LIMITS, "--steps", table, "--metric-percentiles", "50,99", "--json"]
-        for _ in range(args.repetitions):
-            run("bench", "steps", args.model, *ENGINE, *LIMITS, "--repetitions", "3", "--out", table)
-            with open(table, encoding="utf-8") as file:
-                tables.append(json.load(file))
-            for name in names:
-                run("simulate", *engine, *LOADS[name], "--random-range-ratio", "0.5", "--traffic-out", trace[name])
-                measured[name].append(serve_and_measure(trace[name]))
-                assert measured[name][-1]["failed"] == 0, measured[name][-1]
-        with open(table, "w", encoding="utf-8") as file:
-            json.dump(best_of(tables), file)
-        for name in names:
-            simulated = json.loads(run("simulate", *engine, "--trace", trace[name]))
-            assert simulated["total_output_tokens"] == measured[name][0]["total_output_tokens"]
-            write_line(name, measured[name], simulated)
+        for name in args.loads.split(","):
+            pairs = []
+            for _ in range(args.repetitions):
+                run("bench", "steps", args.model, *ENGINE, *LIMITS, "--repetitions", "3", "--out", table)
+                run("simulate", *engine, *LOADS[name], "--random-range-ratio", "0.5", "--traffic-out", trace)
+                real = serve_and_measure(trace)
+                simulated = json.loads(run("simulate", *engine, "--trace", trace))
+                assert real["failed"] == 0, real
+                assert simulated["total_output_tokens"] == real["total_output_tokens"]
+                pairs.append((real, simulated))
+            write_line(name, pairs)
 
 
 if __name__ == "__main__":

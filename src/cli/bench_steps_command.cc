@@ -9,15 +9,15 @@
 #include "cli/engine_run.h"
 #include "cli/model_host.h"
 #include "plan/step_table.h"
+#include "sched/placement.h"
 
 namespace moesaic {
 namespace {
 
 constexpr int32_t kShortKv = 16;    // cached rows of the sequences that decode in the table
-constexpr int32_t kLongKv = 1024;   // and where the time of attention is measured
+constexpr int32_t kLongKv = 512;    // and where the time of attention is measured
 constexpr int64_t kFewTokens = 64;  // prompt chunks that show what cached rows cost
 constexpr int64_t kManyTokens = 512;
-constexpr int kAttentionRows = 4;  // sequences that decode beside long caches
 constexpr int kHostPrompt = 16;
 constexpr int kHostOutput = 64;
 
@@ -94,20 +94,19 @@ class Measurement {
     for (int64_t n = 1; n < options_.max_running_requests; n *= 2) table.decode_tokens.push_back(n);
     table.decode_tokens.push_back(options_.max_running_requests);
     table.prefill_tokens = {0};
-    const int64_t most = std::min(options_.max_tokens_per_step, options_.context_length - 1);
+    // A full step has room for so many prompt tokens beside those that decode.
+    const int64_t room = std::max<int64_t>(options_.max_tokens_per_step - options_.max_running_requests, 1);
+    const int64_t most = std::min(room, options_.context_length - 1);
     for (int64_t n = 16; n < most; n *= 4) table.prefill_tokens.push_back(n);
     table.prefill_tokens.push_back(most);
     MOESAIC_RETURN_IF_ERROR(measure_attention(&table));
-    for (const int64_t decode : table.decode_tokens) {
+    for (size_t d = 0; d < table.decode_tokens.size(); ++d) {
       for (const int64_t prefill : table.prefill_tokens) {
+        const int64_t decode = table.decode_tokens[d];
         double seconds = 0.0;
-        // A full step has room for so many prompt tokens beside those that decode.
-        const int64_t count = std::min(prefill, options_.max_tokens_per_step - decode);
-        MOESAIC_RETURN_IF_ERROR(time_step(decode, kShortKv, count, 0, &seconds));
-        const auto tokens = static_cast<double>(count);
-        seconds -= table.decode_pair_s * static_cast<double>(decode * (kShortKv + 1)) +
-                   table.prefill_pair_s * tokens * (tokens + 1) / 2;
-        if (count > 0) seconds *= static_cast<double>(prefill) / tokens;
+        MOESAIC_RETURN_IF_ERROR(time_step(decode, kShortKv, prefill, 0, &seconds));
+        seconds -= table.decode_pair_s[d] * static_cast<double>(decode * (kShortKv + 1)) +
+                   table.prefill_pair_s * static_cast<double>(attention_pairs(0, prefill));
         table.step_s.push_back(std::max(seconds, 0.0));
       }
     }
@@ -162,11 +161,15 @@ class Measurement {
   // Rows of the cache cost time in proportion to the queries that meet them, and in prompts once more for each row.
   absl::Status measure_attention(StepTable* table) {
     const auto long_kv = static_cast<int32_t>(std::min<int64_t>(kLongKv, options_.context_length / 2));
-    const int64_t rows = std::min(kAttentionRows, options_.max_running_requests);
     double near = 0.0, far = 0.0;
-    MOESAIC_RETURN_IF_ERROR(time_step(rows, kShortKv, 0, 0, &near));
-    MOESAIC_RETURN_IF_ERROR(time_step(rows, long_kv, 0, 0, &far));
-    table->decode_pair_s = std::max(0.0, (far - near) / static_cast<double>(rows * (long_kv - kShortKv)));
+    table->decode_pair_s = {0.0};
+    for (size_t i = 1; i < table->decode_tokens.size(); ++i) {
+      const int64_t rows = table->decode_tokens[i];
+      MOESAIC_RETURN_IF_ERROR(time_step(rows, kShortKv, 0, 0, &near));
+      MOESAIC_RETURN_IF_ERROR(time_step(rows, long_kv, 0, 0, &far));
+      table->decode_pair_s.push_back(std::max(0.0, (far - near) / static_cast<double>(rows * (long_kv - kShortKv))));
+    }
+    table->decode_pair_s[0] = table->decode_pair_s[1];
     // extra(n) = n * kv * pair + kv * cached, at two n.
     const int64_t many = std::min({kManyTokens, options_.max_tokens_per_step, options_.context_length - long_kv});
     const int64_t few = std::min(kFewTokens, many / 2);

@@ -49,6 +49,17 @@ absl::Status read_axis(const Json& json, const char* name, std::vector<int64_t>*
   return absl::InvalidArgumentError(str_cat("field \"", name, "\": expected two or more ascending integers from 0 on"));
 }
 
+absl::Status read_times(const Json& json, const char* name, size_t count, std::vector<double>* times) {
+  const auto found = json.find(name);
+  const auto is_time = [](const Json& n) { return n.is_number() && n >= 0.0; };
+  if (found == json.end() || !found->is_array() || found->size() != count ||
+      !std::all_of(found->begin(), found->end(), is_time)) {
+    return absl::InvalidArgumentError(str_cat("field \"", name, "\": expected ", count, " numbers from 0 on"));
+  }
+  *times = found->get<std::vector<double>>();
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 double StepTable::step_seconds(const StepWork& work) const {
@@ -62,9 +73,10 @@ double StepTable::step_seconds(const StepWork& work) const {
     const double* next = corner + prefill_tokens.size();
     const double base = (1 - d.share) * ((1 - p.share) * corner[0] + p.share * corner[1]) +
                         d.share * ((1 - p.share) * next[0] + p.share * next[1]);
+    const double pair_s = std::lerp(decode_pair_s[d.begin], decode_pair_s[d.begin + 1], std::min(d.share, 1.0));
     const auto cached = static_cast<double>(group.prefill_kv_tokens - group.num_prefill_tokens);
-    most = std::max(most, base + decode_pair_s * group.decode_pairs + prefill_pair_s * group.prefill_pairs +
-                              prefill_cached_s * cached);
+    most = std::max(
+        most, base + pair_s * group.decode_pairs + prefill_pair_s * group.prefill_pairs + prefill_cached_s * cached);
   }
   double logit_rows = 0.0;  // the engine samples those of all groups
   for (const int64_t rows : work.logit_rows) logit_rows += static_cast<double>(rows);
@@ -100,17 +112,10 @@ absl::StatusOr<StepTable> StepTable::parse(std::string_view text) {
   MOESAIC_RETURN_IF_ERROR(read_axis(json, "decode_tokens", &table.decode_tokens));
   MOESAIC_RETURN_IF_ERROR(read_axis(json, "prefill_tokens", &table.prefill_tokens));
   const size_t count = table.decode_tokens.size() * table.prefill_tokens.size();
-  const auto times = json.find("step_s");
-  if (times == json.end() || !times->is_array() || times->size() != count ||
-      !std::all_of(times->begin(), times->end(), [](const Json& n) { return n.is_number() && n >= 0.0; })) {
-    return absl::InvalidArgumentError(str_cat("field \"step_s\": expected ", count,
-                                              " numbers from 0 on, one for each "
-                                              "pair of \"decode_tokens\" and \"prefill_tokens\""));
-  }
-  table.step_s = times->get<std::vector<double>>();
+  MOESAIC_RETURN_IF_ERROR(read_times(json, "step_s", count, &table.step_s));
+  MOESAIC_RETURN_IF_ERROR(read_times(json, "decode_pair_s", table.decode_tokens.size(), &table.decode_pair_s));
   for (const auto& [name, value] :
-       std::vector<std::pair<const char*, double*>>{{"decode_pair_s", &table.decode_pair_s},
-                                                    {"prefill_pair_s", &table.prefill_pair_s},
+       std::vector<std::pair<const char*, double*>>{{"prefill_pair_s", &table.prefill_pair_s},
                                                     {"prefill_cached_s", &table.prefill_cached_s},
                                                     {"host_step_s", &table.host_step_s},
                                                     {"host_logit_row_s", &table.host_logit_row_s}}) {

@@ -22,7 +22,8 @@ struct StepTable {
   std::vector<int64_t> decode_tokens;
   std::vector<int64_t> prefill_tokens;
   std::vector<double> step_s;
-  double decode_pair_s = 0.0;     // a query of a generated token meeting a row
+  // A query of a generated token meeting a row, where so many decode.
+  std::vector<double> decode_pair_s;
   double prefill_pair_s = 0.0;    // a query of a prompt token meeting a row
   double prefill_cached_s = 0.0;  // a row before a chunk
   // Planning, sampling and delivering: what passes between two executions.
