@@ -47,7 +47,7 @@ class Server:
         return self
 
     def __exit__(self, *error):
-        if error[0] is not None:
+        if error and error[0] is not None:
             print(f"exit code {self.process.poll()}, the end of its log:", self.log_text()[-4000:], sep="\n", flush=True)
         if self.process.poll() is None:
             self.process.kill()
