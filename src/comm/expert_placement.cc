@@ -1,6 +1,7 @@
 #include "comm/expert_placement.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numeric>
 
@@ -74,9 +75,10 @@ absl::StatusOr<std::vector<int32_t>> plan_placement(const PlacementShape& shape,
     MOESAIC_RETURN_IF_ERROR(validate_load(shape, loads.subspan(layer * shape.num_experts, shape.num_experts), layer));
   }
   std::vector<int32_t> next(num_layers * shape.num_slots);
-  const auto plan_layers = [&](int64_t begin, int64_t end) {
+  std::atomic<int64_t> num_taken{0};  // layers differ in cost, so they are handed out one by one
+  const auto plan_layers = [&](int) {
     PlacementSearch search(shape);
-    for (int64_t layer = begin; layer < end; ++layer) {
+    for (int64_t layer; (layer = num_taken.fetch_add(1, std::memory_order_relaxed)) < num_layers;) {
       const int64_t slot = layer * shape.num_slots;
       search.plan(loads.subspan(layer * shape.num_experts, shape.num_experts),
                   current.empty() ? current : current.subspan(slot, shape.num_slots),
@@ -84,9 +86,9 @@ absl::StatusOr<std::vector<int32_t>> plan_placement(const PlacementShape& shape,
     }
   };
   if (pool == nullptr) {
-    plan_layers(0, num_layers);
+    plan_layers(0);
   } else {
-    pool->parallel_for(num_layers, 1, plan_layers);
+    pool->run(plan_layers);
   }
   return next;
 }

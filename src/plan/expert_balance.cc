@@ -7,6 +7,8 @@ namespace moesaic {
 namespace {
 
 constexpr int kNodeRanks = 8;
+// What another slot a rank must gain to be worth the memory that it takes from the KV cache.
+constexpr double kLeastGain = 0.01;
 
 std::span<const int32_t> layer_of(const std::vector<int32_t>& placement, const PlacementShape& shape, int layer) {
   return std::span(placement).subspan(static_cast<size_t>(layer) * shape.num_slots, shape.num_slots);
@@ -120,9 +122,10 @@ absl::StatusOr<ExpertsAnswer> answer_experts(ExpertsQuestion question, ThreadPoo
     }
     out.rows.push_back(std::move(row));
   }
-  for (size_t i = 0; i < out.rows.size(); ++i) {
-    const Prediction &here = out.rows[i].prediction, &best = out.rows[out.best].prediction;
-    if (here.fits && (!best.fits || here.tokens_per_s_per_node > best.tokens_per_s_per_node)) out.best = i;
+  for (size_t i = 1; i < out.rows.size(); ++i) {
+    const Prediction &more = out.rows[i].prediction, &best = out.rows[out.best].prediction;
+    if (!more.fits || more.tokens_per_s_per_node < best.tokens_per_s_per_node * (1 + kLeastGain)) break;
+    out.best = i;
   }
   std::vector<int> sizes = {8, 16, 32, 64, 72, 128, 144};
   if (std::find(sizes.begin(), sizes.end(), ranks) == sizes.end()) sizes.push_back(ranks);

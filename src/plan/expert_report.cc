@@ -41,14 +41,15 @@ double gain_percent(const ExpertsAnswer& answer, const RedundancyRow& row) {
 
 std::string verdict(const ExpertsAnswer& answer) {
   const RedundancyRow &first = answer.rows[0], &best = answer.rows[answer.best];
-  if (!best.prediction.fits) return "No number of slots fits into memory.";
+  if (!best.prediction.fits) return "This does not fit into memory.";
   const double speedup = best.prediction.tokens_per_s_per_node / answer.unplaced.tokens_per_s_per_node;
   const std::string placed =
       fmt::format(" Placed, throughput is {:.2f} times that of experts in their order (predicted{}).", speedup,
                   answer.unplaced.in_range ? "" : ", the latter outside the range that was compared");
   if (answer.best == 0) {
-    return fmt::format("{} redundant experts, all that {} slots a rank have room for, are best: more do not pay.",
-                       first.redundant(), first.balance.shape.slots_per_rank()) +
+    return fmt::format(
+               "{} redundant experts, all that {} slots a rank have room for: another slot a rank does not gain 1 %.",
+               first.redundant(), first.balance.shape.slots_per_rank()) +
            placed;
   }
   return fmt::format("{} redundant experts pay: {:+.1f} % predicted throughput against {}.", best.redundant(),

@@ -52,7 +52,7 @@ struct ExpertsAnswer {
   ExpertsQuestion question;
   std::vector<RedundancyRow> rows;  // by slots a rank
   Prediction unplaced;              // row 0's slots, at the balancedness of experts in their order
-  size_t best = 0;                  // the row with the most tokens/s that fits; row 0 if none does
+  size_t best = 0;                  // the last row that fits and gains 1 % on the one before; else row 0
   std::vector<Balance> by_ranks;  // EP 8 to 128 and the deployment's, with about as many redundant experts as the best
   bool has_other() const { return question.loads.size() > 1; }
 };

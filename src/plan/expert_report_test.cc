@@ -42,10 +42,20 @@ TEST(ExpertBalance, PlacementHelpsAndOtherTrafficCosts) {
   }
   const Prediction& best = answer->rows[answer->best].prediction;
   EXPECT_GT(best.tokens_per_s_per_node, 1.2 * answer->unplaced.tokens_per_s_per_node);
-  for (const RedundancyRow& row : answer->rows) {
-    if (!row.prediction.fits) continue;
-    EXPECT_LE(row.prediction.tokens_per_s_per_node, best.tokens_per_s_per_node);
+  for (size_t i = 1; i <= answer->best; ++i) {
+    EXPECT_TRUE(answer->rows[i].prediction.fits);
+    EXPECT_GE(answer->rows[i].prediction.tokens_per_s_per_node,
+              1.01 * answer->rows[i - 1].prediction.tokens_per_s_per_node);
   }
+}
+
+TEST(ExpertBalance, RedundancyPaysInPrefillAtEp32) {
+  ExpertsQuestion q = question(32, kPrefillSkew);
+  q.point = {.phase = Phase::kPrefill, .prompt_len = 4096, .chunk_tokens = 16384};
+  const auto answer = answer_experts(q, nullptr);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->rows[0].redundant(), 0);
+  EXPECT_GE(answer->best, 1u) << "32 redundant experts, as DeepSeek's prefill has them";
 }
 
 TEST(ExpertBalance, OneRecordIsMeasuredOnItself) {
