@@ -152,7 +152,7 @@ absl::StatusOr<std::vector<LoadPrompt>> parse_mooncake(std::string_view lines, c
 
 namespace {
 
-// A trace of `simulate`, with the same prompts but for the vocabulary.
+// A trace of `simulate`, with the same prompts but for the vocabulary. The first request is due at once.
 absl::StatusOr<std::vector<LoadPrompt>> load_trace(std::string_view lines, const DatasetOptions& options) {
   const absl::StatusOr<std::vector<TrafficRequest>> traffic = parse_trace(lines, options.num_prompts);
   if (!traffic.ok()) return annotate(traffic.status(), "--dataset-path");
@@ -160,7 +160,7 @@ absl::StatusOr<std::vector<LoadPrompt>> load_trace(std::string_view lines, const
   for (const TrafficRequest& request : *traffic) {
     prompts.push_back({.ids = prompt_tokens(request, std::ssize(prompts), options.seed, options.vocab_size),
                        .output_len = request.num_output,
-                       .due_s = static_cast<double>(request.due_ns) * 1e-9});
+                       .due_s = static_cast<double>(request.due_ns - traffic->front().due_ns) * 1e-9});
   }
   return prompts;
 }

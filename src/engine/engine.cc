@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/prefetch.h"
 #include "base/rng.h"
 #include "base/thread.h"
 #include "engine/inbox.h"
@@ -229,6 +230,10 @@ absl::Status Engine::Impl::step() {
 void Engine::Impl::take_group(int group, const GroupPlan& plan, std::span<float> logits) {
   size_t begin = 0;
   for (size_t i = 0; i < plan.chunks.size(); ++i) {
+    if (i + 2 * kPrefetchDistance < plan.chunks.size()) {
+      prefetch(&scheduler.planned(group, i + 2 * kPrefetchDistance).request);
+      prefetch(scheduler.planned(group, i + kPrefetchDistance).request.context, sizeof(OpenRequest));
+    }
     const PlannedChunk& chunk = plan.chunks[i];
     const size_t count = static_cast<size_t>(chunk.num_logit_rows()) * options.vocab_size;
     MOESAIC_CHECK_LE(begin + count, logits.size());
@@ -323,7 +328,9 @@ void Engine::Impl::deliver() {
   publish(num_ending);
   if (to_deliver.empty()) return;
   const int64_t now_ns = clock.now_ns();
-  for (OpenRequest* open_request : to_deliver) {
+  for (size_t i = 0; i < to_deliver.size(); ++i) {
+    if (i + kPrefetchDistance < to_deliver.size()) prefetch(to_deliver[i + kPrefetchDistance], sizeof(OpenRequest));
+    OpenRequest* open_request = to_deliver[i];
     const RequestId id = open_request->id();
     const bool finished = open_request->finished();
     open_request->stamp(now_ns);

@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/prefetch.h"
 #include "base/status.h"
 #include "kv/block_pool.h"
 
@@ -33,6 +34,12 @@ class PrefixIndex {
   // Appends the blocks of the longest known beginning of `tokens` (whole blocks only) to `blocks`; takes no reference.
   // O(tokens). An empty salt is the common tree.
   void lookup(std::string_view salt, std::span<const int32_t> tokens, std::vector<int32_t>* blocks) const;
+  // Where lookup() looks first, so that lookups of one prompt in many indexes can wait for memory together: the hash is
+  // the same in all indexes with equal options. At least one block of tokens.
+  uint64_t first_hash(std::string_view salt, std::span<const int32_t> tokens) const {
+    return hash_block(hash_salt(salt), tokens.data());
+  }
+  void prefetch_first(uint64_t hash) const { prefetch(&table_[hash & table_mask_]); }
   // Block `block`, in use by the caller, holds the rows of `tokens` (one block full) behind the caller's block `parent`
   // (indexed; -1 = the beginning). Returns the block to go on with: `block`, or the one that has the same rows already;
   // then the caller's reference has moved there and `block` is released.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/prefetch.h"
 
 namespace moesaic {
 
@@ -59,9 +60,11 @@ void Scheduler::apply(std::span<const SampledTokens> sampled) {
   in_step_ = false;
   awaited_.clear();
   for (size_t g = 0; g < groups_.size(); ++g) {
-    for (size_t i = 0; i < groups_[g].planned.size(); ++i) {
+    const std::vector<Sequence*>& planned = groups_[g].planned;
+    for (size_t i = 0; i < planned.size(); ++i) {
+      if (i + kPrefetchDistance < planned.size()) prefetch(planned[i + kPrefetchDistance], kHotSequenceBytes);
       const PlannedChunk& chunk = plan_.groups[g].chunks[i];
-      Sequence* sequence = groups_[g].planned[i];
+      Sequence* sequence = planned[i];
       sequence->in_step = false;
       sequence->num_computed = chunk.kv_end() - chunk.num_draft;
       if (chunk.all_logits) sequence->num_prompt_logits = std::max(sequence->num_prompt_logits, chunk.kv_end());

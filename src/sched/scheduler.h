@@ -149,6 +149,7 @@ class Scheduler {
   bool fail_if_too_large(Sequence* sequence);
   int choose_group(Sequence* sequence);
   size_t num_cacheable_tokens(const Sequence& sequence) const;
+  void prefetch_matches(const Sequence& sequence, size_t limit) const;
   void look_up(Group& group, const Sequence& sequence, size_t limit);
   bool twin_is_ahead(const Group& group, const Sequence& sequence) const;
   int64_t num_missing_blocks(const Group& group, const Sequence& sequence) const;

@@ -89,6 +89,7 @@ bool Scheduler::fail_if_too_large(Sequence* sequence) {
 int Scheduler::choose_group(Sequence* sequence) {
   candidates_.clear();
   const size_t cacheable = num_cacheable_tokens(*sequence);
+  prefetch_matches(*sequence, cacheable);
   int64_t least_missing = std::numeric_limits<int64_t>::max();
   int nearest = -1;
   for (int g = 0; g < dp_size(); ++g) {
@@ -120,6 +121,15 @@ size_t Scheduler::num_cacheable_tokens(const Sequence& sequence) const {
   if (!options_.prefix_cache || !sequence.request.use_prefix_cache) return 0;
   const int32_t limit = std::min(sequence.num_prompt(), sequence.num_tokens() - 1);
   return sequence.request.prompt_logprobs ? std::min(limit, sequence.num_prompt_logits) : limit;
+}
+
+void Scheduler::prefetch_matches(const Sequence& sequence, size_t limit) const {
+  if (limit < static_cast<size_t>(options_.kv_block_tokens) || groups_.size() == 1) return;
+  const uint64_t hash =
+      groups_[0].index.first_hash(sequence.request.cache_salt, std::span(sequence.request.prompt_ids).first(limit));
+  for (const Group& group : groups_) {
+    if (group.admits && group.match.ordinal != sequence.ordinal) group.index.prefetch_first(hash);
+  }
 }
 
 void Scheduler::look_up(Group& group, const Sequence& sequence, size_t limit) {

@@ -5,9 +5,19 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/prefetch.h"
 #include "sched/scheduler.h"
 
 namespace moesaic {
+namespace {
+
+// What add_decode_chunk reads of the sequence outside itself.
+void prefetch_tokens(const Sequence& sequence) {
+  if (!sequence.output_ids.empty()) prefetch(&sequence.output_ids.back());
+  prefetch(sequence.block_table.data(), sequence.block_table.size() * sizeof(int32_t));
+}
+
+}  // namespace
 
 const StepPlan& Scheduler::plan(int64_t now_ns) {
   MOESAIC_CHECK(!in_step_);
@@ -76,10 +86,12 @@ void Scheduler::plan_decode() {
     std::vector<Sequence*>& running = groups_[g].running;
     // Victims come from the end of `running`, so those that have their block already are never touched.
     for (size_t i = 0; i < running.size();) {
+      if (i + kPrefetchDistance < running.size()) prefetch(running[i + kPrefetchDistance], kHotSequenceBytes);
       if (!running[i]->is_decoding() || make_room(g, running[i])) ++i;  // else it has left `running`
     }
-    for (Sequence* sequence : running) {
-      if (sequence->is_decoding()) add_decode_chunk(g, sequence);
+    for (size_t i = 0; i < running.size(); ++i) {
+      if (i + kPrefetchDistance < running.size()) prefetch_tokens(*running[i + kPrefetchDistance]);
+      if (running[i]->is_decoding()) add_decode_chunk(g, running[i]);
     }
   }
 }

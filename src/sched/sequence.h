@@ -46,6 +46,9 @@ struct Sequence {
   }
 };
 
+// From the begin of a Sequence: what stands together.
+inline constexpr size_t kHotSequenceBytes = 256;
+
 // Order of service. service_key is the step of arrival, one priority_aging_steps earlier for each level of priority: a
 // higher priority overtakes who came that much before, and nobody else, so that no request starves.
 struct ServiceOrder {
