@@ -24,7 +24,7 @@ constexpr int64_t kMaxRows = 4096;
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (int64_t m : {1, 16, 64, 128, 4096}) {
+  for (int64_t m : {1, 16, 64, 128, 256, 4096}) {
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{2112, 7168},
                                {576, 7168},
                                {1536, 7168},
@@ -86,7 +86,7 @@ GemmProblem make_problem(KernelBench& bench, const Case& c) {
 
 std::string describe(const GemmConfig& c) {
   if (c.kernel == GemmKernel::kManyRows) {
-    return str_cat("many ", c.warpgroup_columns, c.share == Share::kWeights ? " weights" : " rows");
+    return str_cat("many ", c.tile_columns, c.share == Share::kWeights ? " weights" : " rows");
   }
   return str_cat("few t", c.tokens, " wg", c.warpgroups, " split", c.split);
 }
@@ -103,13 +103,10 @@ GemmConfig chosen(const KernelBench& bench, const Case& c) {
 std::vector<GemmConfig> candidates(const Case& c) {
   std::vector<GemmConfig> all;
   if (c.rows >= 128) {
-    all.push_back({.kernel = GemmKernel::kManyRows, .warpgroup_columns = 128, .share = Share::kWeights});
-    if (c.grouping != Grouping::kContiguous) {
-      all.push_back({.kernel = GemmKernel::kManyRows, .warpgroup_columns = 112, .share = Share::kWeights});
-    }
+    all.push_back({.kernel = GemmKernel::kManyRows, .tile_columns = 256, .share = Share::kWeights});
     if (c.grouping == Grouping::kDense) {
-      all.push_back({.kernel = GemmKernel::kManyRows, .warpgroup_columns = 88, .share = Share::kWeights});
-      all.push_back({.kernel = GemmKernel::kManyRows, .warpgroup_columns = 128, .share = Share::kRows});
+      all.push_back({.kernel = GemmKernel::kManyRows, .tile_columns = 192, .share = Share::kWeights});
+      all.push_back({.kernel = GemmKernel::kManyRows, .tile_columns = 256, .share = Share::kRows});
     }
   }
   if (c.grouping == Grouping::kContiguous || c.rows > 256) return all;

@@ -21,8 +21,8 @@ enum class GemmKernel { kManyRows, kFewRows };
 
 struct GemmConfig {
   GemmKernel kernel;
-  // Many rows: tiles of 128 rows by twice this many columns, in clusters of two blocks.
-  int warpgroup_columns = 0;
+  // Many rows: tiles of 128 rows by 256 or 192 columns, in clusters of two blocks.
+  int tile_columns = 0;
   Share share = Share::kWeights;
   // Few rows: tiles of `tokens` rows by warpgroups * 64 columns; `split` blocks share the k of a tile.
   int tokens = 0;

@@ -30,8 +30,8 @@ TEST(GemmConfig, DecodeShapesKeepEverySmReading) {
 }
 
 TEST(GemmConfig, TilesThatFillTheLastRound) {
-  EXPECT_EQ(choose_gemm_config(dense(4096, 4096, 7168)).warpgroup_columns, 128);
-  EXPECT_EQ(choose_gemm_config(dense(4096, 2112, 7168)).warpgroup_columns, 88);  // 12 x 16 pairs: three rounds, nearly
+  EXPECT_EQ(choose_gemm_config(dense(4096, 4096, 7168)).tile_columns, 256);
+  EXPECT_EQ(choose_gemm_config(dense(4096, 2112, 7168)).tile_columns, 192);  // three rounds either way
 }
 
 // Whatever the shape: a configuration that was compiled, with no block of a cluster without work.
@@ -54,11 +54,10 @@ TEST(GemmConfig, AnyShape) {
       EXPECT_LE(config.split, std::min<int64_t>(8, shape.k / 128));
       EXPECT_TRUE(config.split == 1 || (shape.grouping == Grouping::kDense && shape.groups == 1));
     } else {
-      const int columns = config.warpgroup_columns;
-      EXPECT_TRUE(columns == 128 || columns == 112 || columns == 88);
-      EXPECT_TRUE(columns != 88 || shape.grouping == Grouping::kDense);
-      EXPECT_TRUE(columns == 128 || shape.grouping != Grouping::kContiguous);
-      EXPECT_TRUE(config.share == Share::kWeights || (columns == 128 && shape.grouping == Grouping::kDense));
+      const int columns = config.tile_columns;
+      EXPECT_TRUE(columns == 256 || columns == 192);
+      EXPECT_TRUE(columns != 192 || shape.grouping == Grouping::kDense);
+      EXPECT_TRUE(config.share == Share::kWeights || (columns == 256 && shape.grouping == Grouping::kDense));
     }
   }
 }

@@ -30,15 +30,15 @@ absl::StatusOr<GemmMaps> make_gemm_maps(const GemmProblem& problem, int x_box, i
   return maps;
 }
 
-absl::StatusOr<CUtensorMap> make_y_map(const GemmProblem& problem, int columns) {
+absl::StatusOr<CUtensorMap> make_y_map(const GemmProblem& problem) {
   const int64_t groups = problem.grouping == Grouping::kContiguous ? 1 : problem.groups;
   return make_tensor_map(
       {.data = problem.y,
        .element_bytes = 2,
        .dims = {problem.n, problem.rows, groups},
        .strides = {problem.y_row_stride, groups == 1 ? problem.y_row_stride * problem.rows : problem.y_group_stride},
-       .box = {columns, 16, 1},
-       .swizzle = columns == 64});
+       .box = {64, 16, 1},
+       .swizzle = true});
 }
 
 KernelArgs kernel_args(const GemmProblem& problem) {

@@ -1,10 +1,11 @@
 // y = x W^T in FP8 for many rows: bound by the tensor cores. Rows of x are wgmma's M, rows of W its N.
 //
-// A persistent grid of clusters of two blocks. A block computes tiles of 128 rows by 2 kN columns: one producer thread
-// fills a ring of k groups by TMA, two math warpgroups of kN columns each multiply 64 rows, add the result, scaled, to
-// their f32 sums, then the other 64: while one warpgroup adds, the other keeps the tensor cores busy. What both blocks
-// of the cluster need (Share) crosses L2 once. Warpgroups end their tiles independently: while one writes its results
-// the other still multiplies.
+// A persistent grid of clusters of two blocks. A block computes tiles of 128 rows: one producer thread fills a ring of
+// k groups by TMA, two math warpgroups multiply 64 rows by kN columns and add the result, scaled, to their f32 sums:
+// while one adds, the other keeps the tensor cores busy. kN = 128: tiles of 256 columns, a warpgroup has half of them
+// and the rows in two waves. kN = 192: a warpgroup has all columns and half of the rows. What both blocks of the
+// cluster need (Share) crosses L2 once. Warpgroups end their tiles independently: while one writes its results the
+// other still multiplies.
 //
 // Both blocks of a cluster walk the same list of pairs of tiles. A block without work in a pair (beyond the matrix,
 // padding) steps through the ring's barriers all the same, so that its peer never waits for it.
@@ -23,10 +24,14 @@ inline constexpr int kManyRowsThreads = 384;
 template <int kN>
 struct ManyRowsShared {
   static constexpr int kStageX = kTileRows * 128;
-  static constexpr int kStageW = 2 * kN * 128;
+  // A warpgroup's columns: half of 256 with all rows, or all of 192 with half of the rows.
+  static constexpr bool kByRows = kN > 128;
+  static constexpr int kWaves = kByRows ? 1 : 2;
+  static constexpr int kTileColumns = kByRows ? kN : 2 * kN;
+  static constexpr int kStageW = kTileColumns * 128;
   static constexpr int kStageScales = kTileRows * 4;
   static constexpr int kOutWave = 16 * kN * 2;  // bf16 results of a math warp and wave
-  static constexpr int kOut = 8 * 2 * kOutWave;
+  static constexpr int kOut = 8 * kWaves * kOutWave;
   static constexpr int kBarriers = 256;
   static constexpr int kFixed = kOut + kBarriers + 1024;
   static constexpr int kStages = (232448 - kFixed) / (kStageX + kStageW + kStageScales);
@@ -123,11 +128,42 @@ class RowTileWalk {
   int first_item_ = 0;
 };
 
-// Where a math warp puts 8 columns of one of its 16 rows, as the store's tensor map expects them: boxes of 64 columns
-// in 128-byte swizzle, or, for kN = 88, plain rows, whose pitch has no bank conflicts.
+// What a math warp needs of one k group.
+struct GroupOperands {
+  uint64_t x, w;       // descriptors of the first 64 rows and of the warpgroup's columns
+  float scale[2][2];   // [wave][upper or lower of a thread's two rows]: x scale * weight scale
+  float scale2[2][2];  // the same with the second block of weight scales
+  uint32_t empty;      // barrier to arrive at when the group has been read
+};
+
+// Starts acc = 64 rows of x times the transposed columns of w.
 template <int kN>
+__device__ inline void start_rows(float (&acc)[kN / 2], uint64_t x, uint64_t w) {
+  wgmma_fence(acc);
+  wgmma_arrive();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) Wgmma<kN>::mma(acc, x + k * 2, w + k * 2, k > 0);
+  wgmma_commit();
+  wgmma_fence(acc);
+}
+
+// sums += acc, scaled; the first kFirst times 8 columns have the first scales.
+template <int kN, int kFirst>
+__device__ inline void add_rows(float (&sums)[kN / 2], const float (&acc)[kN / 2], const float (&scale)[2],
+                                const float (&scale2)[2]) {
+#pragma unroll
+  for (int unit = 0; unit < kN / 8; ++unit) {
+    const bool first = unit < kFirst;
+    sums[unit * 4 + 0] += acc[unit * 4 + 0] * (first ? scale[0] : scale2[0]);
+    sums[unit * 4 + 1] += acc[unit * 4 + 1] * (first ? scale[0] : scale2[0]);
+    sums[unit * 4 + 2] += acc[unit * 4 + 2] * (first ? scale[1] : scale2[1]);
+    sums[unit * 4 + 3] += acc[unit * 4 + 3] * (first ? scale[1] : scale2[1]);
+  }
+}
+
+// Where a math warp puts 8 columns of one of its 16 rows, as the store's tensor map expects them: boxes of 64 columns
+// in 128-byte swizzle.
 __device__ inline uint32_t out_offset(uint32_t row, uint32_t unit) {
-  if (kN % 64 != 0) return row * (kN * 2) + unit * 16;
   return unit / 8 * 2048 + row * 128 + ((unit % 8) ^ (row % 8)) * 16;
 }
 
@@ -139,10 +175,8 @@ __device__ inline void stage_rows(const float* sums, uint32_t out) {
 #pragma unroll
   for (uint32_t unit = 0; unit < kN / 8; unit += 2) {
     const float* a = sums + unit * 4;
-    const bool pair = unit + 1 < kN / 8;
-    const float* b = pair ? a + 4 : a;
-    store_matrix(out + out_offset<kN>(row, pair ? unit + lane / 16 : unit), pack_bf16(a[0], a[1]),
-                 pack_bf16(a[2], a[3]), pack_bf16(b[0], b[1]), pack_bf16(b[2], b[3]));
+    store_matrix(out + out_offset(row, unit + lane / 16), pack_bf16(a[0], a[1]), pack_bf16(a[2], a[3]),
+                 pack_bf16(a[4], a[5]), pack_bf16(a[6], a[7]));
   }
 }
 
@@ -155,7 +189,7 @@ __device__ inline void write_some_rows(const KernelArgs& args, __nv_bfloat16* y,
     const int r = i / (kN / 8), unit = i % (kN / 8);
     if (column + unit * 8 >= args.n) continue;
     *reinterpret_cast<uint4*>(y + (row + r) * args.y_row_stride + column + unit * 8) =
-        load_shared(out + out_offset<kN>(r, unit));
+        load_shared(out + out_offset(r, unit));
   }
 }
 
@@ -192,7 +226,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
   }
   cluster_sync_relaxed();
 
-  RowTileWalk<kGrouping, kShare, 2 * kN> walk(args, rank);
+  RowTileWalk<kGrouping, kShare, Shared::kTileColumns> walk(args, rank);
   RowTile tile;
   int stage = 0;
   uint32_t phase = 0;
@@ -230,7 +264,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
               tma_load_multicast(x_half, &x_map, ready, g * 128, x_row, x_group, 3);
             }
             const uint32_t w_half = w + half * Shared::kStageW / 2;
-            const int w_row = tile.column + half * kN;
+            const int w_row = tile.column + half * Shared::kTileColumns / 2;
             if (kShare == Share::kRows || !shared) {
               tma_load(w_half, &w_map, ready, g * 128, w_row, tile.group);
             } else if (half == rank) {
@@ -243,18 +277,16 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
   } else {
     registers_raise<232>();
     const int warpgroup = warp / 4;
-    const int row_in_wave = warp % 4 * 16 + lane / 4;
-    const uint32_t warp_out = out + warp * 2 * Shared::kOutWave;
+    const int first_row = (Shared::kByRows ? warpgroup * 64 : 0) + warp % 4 * 16;
+    const int first_column = Shared::kByRows ? 0 : warpgroup * kN;
+    const uint64_t x_first = operand_descriptor(x_ring + (Shared::kByRows ? warpgroup * 64 * 128 : 0));
+    const uint64_t w_first = operand_descriptor(w_ring + first_column * 128);
+    const uint32_t warp_out = out + warp * Shared::kWaves * Shared::kOutWave;
     const int n_blocks = (args.n + 127) / 128;
-    // The warpgroups start their multiplications in turn. Without that they fall into step: both multiply, then both
-    // add while the tensor cores idle, a fifth of the time.
-    const auto take_turn = [&] { named_sync(1 + warpgroup, 256); };
-    const auto give_turn = [&] { named_arrive(2 - warpgroup, 256); };
-    if (warpgroup == 1) give_turn();
     WeightScales w_scales, w_scales2;
-    // A warpgroup's columns lie in one block of weight scales, or, if kN is no divisor of 128, in two.
+    // 128 columns lie in one block of weight scales, 192 in two.
     const auto start_scales = [&](const RowTile& t) {
-      const int column = t.column + warpgroup * kN;
+      const int column = t.column + first_column;
       if (!is_active<kGrouping>(args, t) || column >= args.n) return;
       const int64_t block = int64_t{t.group} * n_blocks + column / 128;
       w_scales.start(args.w_scales + block * args.k_groups, 0, args.k_groups);
@@ -262,16 +294,35 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       const int64_t second = column / 128 + 1 < n_blocks ? block + 1 : block;
       w_scales2.start(args.w_scales + second * args.k_groups, 0, args.k_groups);
     };
+    // Waits for k group `g` and gathers what its multiplication needs. Called while the group before is multiplied, so
+    // that only its additions lie between two multiplications: with more, both warpgroups together could not keep the
+    // tensor cores busy.
+    const auto prepare = [&](int g) {
+      GroupOperands operands;
+      const float w_scale = w_scales.get(g);
+      const float w_scale2 = kN != 128 ? w_scales2.get(g) : w_scale;
+      barrier_wait(full + stage * 8, phase);
+      const uint32_t x_scales = scale_ring + stage * Shared::kStageScales + (first_row + lane / 4) * 4;
+#pragma unroll
+      for (int i = 0; i < 2 * Shared::kWaves; ++i) {
+        const float x_scale = load_shared_f32(x_scales + i / 2 * 256 + i % 2 * 32);
+        operands.scale[i / 2][i % 2] = x_scale * w_scale;
+        operands.scale2[i / 2][i % 2] = x_scale * w_scale2;
+      }
+      operands.x = x_first + stage * (Shared::kStageX / 16);
+      operands.w = w_first + stage * (Shared::kStageW / 16);
+      operands.empty = empty + stage * 8;
+      advance();
+      return operands;
+    };
     bool more = walk.next(tile);
     if (more) start_scales(tile);
     while (more) {
       RowTile following;
       const bool more_follow = walk.next(following);
-      const int column = tile.column + warpgroup * kN;
-      const bool active = is_active<kGrouping>(args, tile);
-      if (!active || column >= args.n) {
+      const int column = tile.column + first_column;
+      if (!is_active<kGrouping>(args, tile) || column >= args.n) {
         for (int g = 0; g < args.k_groups; ++g, advance()) {
-          if (active) take_turn(), give_turn(), take_turn(), give_turn();  // the other warpgroup's columns exist
           barrier_wait(full + stage * 8, phase);
           if (lane < 2) barrier_arrive_at(empty + stage * 8, lane);
         }
@@ -288,46 +339,29 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
           ids[i] = r < args.rows ? __ldg(args.row_ids + r) : -1;
         }
       }
-      const int first_units = kN == 128 ? kN / 8 : (128 - column % 128) / 8;
-      float sums[2][kN / 2] = {};
-      for (int g = 0; g < args.k_groups; ++g, advance()) {
-        const float w_scale = w_scales.get(g);
-        const float w_scale2 = kN != 128 ? w_scales2.get(g) : w_scale;
-        barrier_wait(full + stage * 8, phase);
-        const uint64_t w = operand_descriptor(w_ring + stage * Shared::kStageW + warpgroup * kN * 128);
-        const uint32_t x_scales = scale_ring + stage * Shared::kStageScales + row_in_wave * 4;
-        float x_scale[2][2];
-#pragma unroll
-        for (int wave = 0; wave < 2; ++wave) {
-          x_scale[wave][0] = load_shared_f32(x_scales + wave * 256);
-          x_scale[wave][1] = load_shared_f32(x_scales + wave * 256 + 32);
-        }
-#pragma unroll
-        for (int wave = 0; wave < 2; ++wave) {
-          const uint64_t x = operand_descriptor(x_ring + stage * Shared::kStageX + wave * 64 * 128);
-          float acc[kN / 2];
-          take_turn();
-          wgmma_fence(acc);
-          wgmma_arrive();
-#pragma unroll
-          for (int k = 0; k < 4; ++k) Wgmma<kN>::mma(acc, x + k * 2, w + k * 2, k > 0);
-          wgmma_commit();
-          give_turn();
-          wgmma_fence(acc);
+      const bool starts_in_half = column % 128 != 0;
+      float sums[Shared::kWaves][kN / 2] = {};
+      GroupOperands now = prepare(0), next;
+      for (int g = 0; g < args.k_groups; ++g) {
+        float acc[kN / 2];
+        start_rows<kN>(acc, now.x, now.w);
+        if constexpr (Shared::kWaves == 2) {
           wgmma_wait<0>();
           wgmma_fence(acc);
-          if (wave == 1 && lane < 2) barrier_arrive_at(empty + stage * 8, lane);
-          const float upper = x_scale[wave][0] * w_scale, lower = x_scale[wave][1] * w_scale;
-          const float upper2 = x_scale[wave][0] * w_scale2, lower2 = x_scale[wave][1] * w_scale2;
-#pragma unroll
-          for (int unit = 0; unit < kN / 8; ++unit) {
-            const bool first = kN == 128 || unit < first_units;
-            sums[wave][unit * 4 + 0] += acc[unit * 4 + 0] * (first ? upper : upper2);
-            sums[wave][unit * 4 + 1] += acc[unit * 4 + 1] * (first ? upper : upper2);
-            sums[wave][unit * 4 + 2] += acc[unit * 4 + 2] * (first ? lower : lower2);
-            sums[wave][unit * 4 + 3] += acc[unit * 4 + 3] * (first ? lower : lower2);
-          }
+          add_rows<kN, kN / 8>(sums[0], acc, now.scale[0], now.scale2[0]);
+          start_rows<kN>(acc, now.x + 64 * 128 / 16, now.w);
         }
+        if (g + 1 < args.k_groups) next = prepare(g + 1);
+        wgmma_wait<0>();
+        wgmma_fence(acc);
+        if (lane < 2) barrier_arrive_at(now.empty, lane);
+        constexpr int kLast = Shared::kWaves - 1;
+        if (kN != 128 && starts_in_half) {
+          add_rows<kN, 8>(sums[kLast], acc, now.scale[kLast], now.scale2[kLast]);
+        } else {
+          add_rows<kN, 16>(sums[kLast], acc, now.scale[kLast], now.scale2[kLast]);
+        }
+        now = next;
       }
       if (more_follow) start_scales(following);
       int row_end = tile.group_rows;
@@ -340,9 +374,9 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       if (lane == 0) store_wait_read();  // the last tile's results have left
       __syncwarp();
 #pragma unroll
-      for (int wave = 0; wave < 2; ++wave) {
+      for (int wave = 0; wave < Shared::kWaves; ++wave) {
         const uint32_t wave_out = warp_out + wave * Shared::kOutWave;
-        const int row = tile.row + wave * 64 + warp % 4 * 16;
+        const int row = tile.row + wave * 64 + first_row;
         stage_rows<kN>(sums[wave], wave_out);
         if (row + 16 > row_end) {
           __syncwarp();
@@ -353,10 +387,9 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
         fence_to_copy_engine();
         __syncwarp();
         if (lane == 0) {
-          constexpr int kBoxColumns = kN % 64 == 0 ? 64 : kN;
 #pragma unroll
-          for (int box = 0; box < kN / kBoxColumns; ++box) {
-            const int first = column + box * kBoxColumns;
+          for (int box = 0; box < kN / 64; ++box) {
+            const int first = column + box * 64;
             if (first < args.n) tma_store(&y_map, wave_out + box * 2048, first, row, y_group);
           }
           store_commit();
