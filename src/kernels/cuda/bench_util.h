@@ -57,12 +57,14 @@ class KernelBench {
   std::string clocks() const;
   const std::vector<KernelRow>& rows() const { return rows_; }
 
-  // Uninitialised memory that lives as long as the bench; CHECK on failure.
+  // Uninitialised memory that lives until release(); CHECK on failure.
   Tensor alloc(DType dtype, Shape shape);
   // The same, filled: bf16, f32 and e4m3 with uniform values in [-scale, scale] (e4m3: scale <= 448).
   Tensor alloc_random(DType dtype, Shape shape, float scale = 1.0f);
   // Copies of host values.
   Tensor alloc_i32(const std::vector<int32_t>& values);
+  // Frees all of it.
+  void release() { buffers_.clear(); }
 
  private:
   KernelBench(DeviceInfo device, Print print);
