@@ -1,11 +1,16 @@
 // The bytes that each operation must move are each input read once and each output written once.
 #include "kernels/cuda/fused/fused_bench.h"
 
+#include <string>
 #include <vector>
 
+#include "base/rng.h"
+#include "kernels/cuda/fused/combine.h"
 #include "kernels/cuda/fused/gate.h"
 #include "kernels/cuda/fused/quantize.h"
 #include "kernels/cuda/fused/rms_norm.h"
+#include "kernels/cuda/fused/rope_append.h"
+#include "kernels/cuda/fused/sample.h"
 #include "kernels/cuda/fused/silu_mul.h"
 #include "kernels/cuda/scales.h"
 #include "tensor/cuda/cuda_error.h"
@@ -103,6 +108,91 @@ void bench_gate(KernelBench& bench, int64_t m) {
                 });
 }
 
+void bench_rope_append(KernelBench& bench, int64_t m, DType dtype) {
+  constexpr int64_t kHeads = 128, kLora = 512, kRope = 64, kQuery = 192, kPositions = 4096;
+  const int64_t columns = dtype == DType::kBF16 ? kLora + kRope : kLora + kLora / 32 + 2 * kRope;
+  const Tensor kv = bench.alloc_random(DType::kBF16, {m, kLora + kRope});
+  const Tensor q = bench.alloc_random(DType::kBF16, {m, kHeads, kQuery});
+  const Tensor q_out = bench.alloc(DType::kBF16, {m, kHeads, kLora + kRope});
+  const Tensor table = bench.alloc_random(DType::kF32, {kPositions, kRope});
+  const Tensor norm_weight = bench.alloc_random(DType::kBF16, {kLora}), rows = bench.alloc(dtype, {m, columns});
+  std::vector<int32_t> order(m);
+  for (int64_t i = 0; i < m; ++i) order[i] = static_cast<int32_t>(m - 1 - i) % kPositions;
+  const Tensor slots = bench.alloc_i32(order);
+  const double row_bytes = static_cast<double>(columns * dtype_bytes(dtype));
+  const double bytes =
+      static_cast<double>(m) * (2.0 * (kLora + kRope) + row_bytes + 4.0 * kHeads * kRope + 4.0 * kRope);
+  bench.measure({.op = "rope_append", .m = m, .heads = kHeads, .dtype = std::string(dtype_name(dtype))},
+                {.bytes = bytes}, [&](cudaStream_t stream) {
+                  must(rope_append(stream, {.kv = kv,
+                                            .norm_weight = norm_weight,
+                                            .eps = 1e-6f,
+                                            .q = q,
+                                            .q_out = q_out,
+                                            .table = table,
+                                            .positions = slots,
+                                            .slots = slots,
+                                            .rows = rows}));
+                });
+}
+
+void bench_combine(KernelBench& bench, int64_t m) {
+  constexpr int64_t kTopk = 8;
+  const Tensor x = bench.alloc_random(DType::kBF16, {m * kTopk, kHidden});
+  const Tensor weights = bench.alloc_random(DType::kF32, {m, kTopk});
+  const Tensor base = bench.alloc_random(DType::kBF16, {m, kHidden}), y = bench.alloc(DType::kBF16, {m, kHidden});
+  Rng rng(1);
+  std::vector<int32_t> order(m * kTopk);
+  for (size_t i = 0; i < order.size(); ++i) {
+    const size_t other = rng.below(i + 1);
+    order[i] = order[other], order[other] = static_cast<int32_t>(i);
+  }
+  Tensor ids = bench.alloc_i32(order);
+  ids = Tensor(ids.raw(), DType::kI32, {m, kTopk});
+  bench.measure({.op = "combine", .m = m, .n = kHidden, .k = kTopk, .dtype = "bf16"},
+                {.bytes = 2.0 * static_cast<double>(m * kHidden) * (kTopk + 2)}, [&](cudaStream_t stream) {
+                  must(combine(stream, {.x = x, .row_ids = ids, .weights = weights, .base = base, .y = y}));
+                });
+  const Tensor some = Tensor(ids.raw(), DType::kI32, {m});
+  bench.measure({.op = "embedding", .m = m, .n = kHidden, .dtype = "bf16"},
+                {.bytes = 4.0 * static_cast<double>(m * kHidden)},
+                [&](cudaStream_t stream) { must(embedding(stream, {.table = x, .ids = some, .y = y})); });
+}
+
+void bench_sample(KernelBench& bench, int64_t m) {
+  constexpr int64_t kVocab = 129280;
+  const Tensor logits = bench.alloc_random(DType::kF32, {m, kVocab}, 12.0f);
+  const auto filled = [&](float value) {
+    const Tensor tensor = bench.alloc(DType::kF32, {m});
+    const std::vector<float> values(m, value);
+    MOESAIC_CUDA_CHECK(cudaMemcpy(tensor.raw(), values.data(), m * 4, cudaMemcpyHostToDevice));
+    return tensor;
+  };
+  const Tensor zeros = bench.alloc_i32(std::vector<int32_t>(m, 0)),
+               fifty = bench.alloc_i32(std::vector<int32_t>(m, 50));
+  const Tensor ids = bench.alloc(DType::kI32, {m});
+  Tensor seeds = bench.alloc_i32(std::vector<int32_t>(2 * m, 7));
+  seeds = Tensor(seeds.raw(), DType::kI64, {m});
+  const Tensor zero = filled(0.0f), one = filled(1.0f), most = filled(0.95f);
+  const auto time = [&](const char* op, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p) {
+    bench.measure({.op = op, .m = m, .n = kVocab, .dtype = "f32"}, {.bytes = 4.0 * static_cast<double>(m * kVocab)},
+                  [&](cudaStream_t stream) {
+                    must(sample(stream, {.logits = logits,
+                                         .temperature = temperature,
+                                         .top_k = top_k,
+                                         .top_p = top_p,
+                                         .min_p = zero,
+                                         .seeds = seeds,
+                                         .positions = seeds,
+                                         .ids = ids}));
+                  });
+  };
+  time("sample_greedy", zero, zeros, one);
+  time("sample_all", one, zeros, one);
+  time("sample_top_p", one, zeros, most);
+  time("sample_top_k_top_p", one, fifty, most);
+}
+
 }  // namespace
 
 absl::Status bench_fused(KernelBench& bench) {
@@ -110,6 +200,9 @@ absl::Status bench_fused(KernelBench& bench) {
     if (m <= 4096) bench_norm(bench, m);
     if (m >= 32) bench_silu(bench, m);
     bench_gate(bench, m);
+    if (m <= 4096) bench_rope_append(bench, m, DType::kBF16), bench_rope_append(bench, m, DType::kE4M3);
+    if (m <= 4096) bench_combine(bench, m);
+    if (m <= 128) bench_sample(bench, m);
     bench.release();
   }
   return absl::OkStatus();

@@ -10,7 +10,9 @@
 namespace moesaic::cuda {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kWarps = 8;       // tokens of a block
+constexpr int kManyWarps = 32;  // with many tokens: their counts leave a block together
+constexpr int kManyTokens = 2048;
 constexpr int kMaxExperts = 512;
 constexpr int kMaxTopk = 32;
 constexpr float kLowest = -INFINITY;
@@ -35,17 +37,13 @@ __device__ uint32_t order_key(float value) {
   return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
 }
 
-__device__ float sigmoid(float x) {
-  return __fdividef(1.0f, 1.0f + __expf(-x));
-}
-
 // The lanes' scores become sigmoid or softmax; absent experts (-infinity beyond num_experts) score 0. False where one
 // is NaN.
 template <int N>
 __device__ bool compute_scores(bool by_sigmoid, float (&x)[N]) {
   if (by_sigmoid) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) x[i] = sigmoid(x[i]);
+    for (int i = 0; i < N; ++i) x[i] = approx_sigmoid(x[i]);
   } else {
     float most = kLowest;
 #pragma unroll
@@ -64,17 +62,17 @@ __device__ bool compute_scores(bool by_sigmoid, float (&x)[N]) {
   return !__any_sync(kAllLanes, isnan(sum));
 }
 
-// Lanes 0 .. topk-1 give expert (-1: none) and write ids and weights.
-__device__ void finish(const Params& p, int token, int expert, const float* scores) {
-  const int lane = threadIdx.x % 32;
-  const float score = expert >= 0 ? scores[expert] : 0.0f;
+// Lanes 0 .. topk-1 give expert (-1: none) and its score (0: none) and write ids and weights.
+template <int kTopk>
+__device__ void write_routed(const Params& p, int token, int expert, float score) {
+  const int lane = threadIdx.x % 32, topk = kTopk > 0 ? kTopk : p.topk;
   float sum = 0.0f;
-  for (int i = 0; i < p.topk; ++i) sum += __shfl_sync(kAllLanes, score, i);  // in top-k order, as the definition
-  const float divisor = p.normalize ? sum + 1e-20f : 1.0f;
-  if (lane >= p.topk) return;
-  p.ids[int64_t{token} * p.topk + lane] = expert;
-  p.weights[int64_t{token} * p.topk + lane] = score / divisor * p.scaling;
-  if (p.counts != nullptr && expert >= 0) atomicAdd(p.counts + expert, 1);
+#pragma unroll
+  for (int i = 0; i < topk; ++i) sum += __shfl_sync(kAllLanes, score, i);  // in top-k order, as the definition
+  const float factor = p.normalize ? __fdividef(p.scaling, sum + 1e-20f) : p.scaling;
+  if (lane >= topk) return;
+  p.ids[int64_t{token} * topk + lane] = expert;
+  p.weights[int64_t{token} * topk + lane] = score * factor;
 }
 
 __device__ void finish_unrouted(const Params& p, int token) {
@@ -124,9 +122,20 @@ __device__ float v3_group_score(bool noaux, const float (&choice)[8]) {
   return noaux ? first + second : first;
 }
 
-__global__ void __launch_bounds__(kWarps * 32) gate_v3_kernel(const Params p) {
-  __shared__ __align__(16) float shared_scores[kWarps][kV3Experts], shared_choice[kWarps][kV3Experts];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.x * kWarps + warp;
+// Where expert e lies in shared memory: lanes write their first four, then their last four experts without conflicts.
+__device__ int v3_place(int e) {
+  return (e & 4) * 32 + e / 8 * 4 + (e & 3);
+}
+
+struct V3Shared {
+  float scores[kV3Experts], choice[kV3Experts];
+  int experts[32];  // chosen, best first
+};
+
+// Warps of a block; then the counts of its tokens.
+template <bool kSigmoid, int kTopk>
+__device__ void gate_v3_token(const Params& p, int token, V3Shared& shared, int* block_counts) {
+  const int lane = threadIdx.x % 32, topk = kTopk > 0 ? kTopk : p.topk;
   if (token >= p.num_tokens) return;
   if (p.num_valid != nullptr && token >= *p.num_valid) return finish_unrouted(p, token);
   const float4* from = reinterpret_cast<const float4*>(p.logits + int64_t{token} * kV3Experts) + lane * 2;
@@ -137,46 +146,75 @@ __global__ void __launch_bounds__(kWarps * 32) gate_v3_kernel(const Params p) {
     bias[0] = reinterpret_cast<const float4*>(p.bias)[lane * 2];
     bias[1] = reinterpret_cast<const float4*>(p.bias)[lane * 2 + 1];
   }
-  if (!compute_scores(p.sigmoid, score)) return finish_unrouted(p, token);
+  if (!compute_scores(kSigmoid, score)) return finish_unrouted(p, token);
   const float biases[8] = {bias[0].x, bias[0].y, bias[0].z, bias[0].w, bias[1].x, bias[1].y, bias[1].z, bias[1].w};
 #pragma unroll
   for (int i = 0; i < 8; ++i) choice[i] = score[i] + biases[i];
-  float4* scores = reinterpret_cast<float4*>(shared_scores[warp]) + lane * 2;
-  float4* choices = reinterpret_cast<float4*>(shared_choice[warp]) + lane * 2;
-  scores[0] = {score[0], score[1], score[2], score[3]}, scores[1] = {score[4], score[5], score[6], score[7]};
-  choices[0] = {choice[0], choice[1], choice[2], choice[3]}, choices[1] = {choice[4], choice[5], choice[6], choice[7]};
+  float4* scores = reinterpret_cast<float4*>(shared.scores) + lane;
+  float4* choices = reinterpret_cast<float4*>(shared.choice) + lane;
+  scores[0] = {score[0], score[1], score[2], score[3]}, scores[32] = {score[4], score[5], score[6], score[7]};
+  choices[0] = {choice[0], choice[1], choice[2], choice[3]}, choices[32] = {choice[4], choice[5], choice[6], choice[7]};
+  if (lane < topk) shared.experts[lane] = -1;
   const float group_score = v3_group_score(p.noaux, choice);
   uint32_t kept = __ballot_sync(kAllLanes, group_rank(group_score) < kV3Kept && group_score > kLowest) & 0x11111111u;
   __syncwarp();
   // The kept groups' experts anew, four to a lane: eight lanes a group.
-  uint32_t key[4];
-  int index[4];
   const int nth = lane / 8;
 #pragma unroll
   for (int i = 0; i < kV3Kept - 1; ++i) kept = i < nth ? kept & (kept - 1) : kept;
-  const int first = kept == 0 ? 0 : (__ffs(kept) - 1) / 4 * 32 + lane % 8 * 4;
-  const float4 four = *reinterpret_cast<const float4*>(shared_choice[warp] + first);
+  const int first = kept == 0 ? 0 : (__ffs(kept) - 1) * 8 + lane % 8 * 4;
+  const float4 four = *reinterpret_cast<const float4*>(shared.choice + v3_place(first));
   const float values[4] = {four.x, four.y, four.z, four.w};
+  uint32_t key[4];
+  int index[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) key[i] = kept == 0 ? kTaken : order_key(values[i]), index[i] = first + i;
-    // A stable sorting network needs neighbours only: odd-even, four rounds.
+    // Neighbours only are exchanged, so that equal ones stay in order: odd-even, four rounds.
 #pragma unroll
   for (int round = 0; round < 4; ++round) {
 #pragma unroll
     for (int i = round % 2; i + 1 < 4; i += 2) swap_if_less(key[i], key[i + 1], index[i], index[i + 1]);
   }
-  int expert = -1;
-  for (int i = 0; i < p.topk; ++i) {
+#pragma unroll
+  for (int i = 0; i < topk; ++i) {
     const uint32_t best = __reduce_max_sync(kAllLanes, key[0]);
-    const int winner = __ffs(__ballot_sync(kAllLanes, key[0] == best)) - 1;
-    const int id = __shfl_sync(kAllLanes, index[0], winner);
-    if (lane == i && best > kTaken) expert = id;
-    if (lane == winner) {
+    const unsigned holders = __ballot_sync(kAllLanes, key[0] == best);
+    if ((holders & ((2u << lane) - 1)) == 1u << lane) {  // the lowest of them
+      if (best > kTaken) shared.experts[i] = index[0];
       key[0] = key[1], key[1] = key[2], key[2] = key[3], key[3] = kTaken;
       index[0] = index[1], index[1] = index[2], index[2] = index[3];
     }
   }
-  finish(p, token, expert, shared_scores[warp]);
+  __syncwarp();
+  const int expert = lane < topk ? shared.experts[lane] : -1;
+  write_routed<kTopk>(p, token, expert, expert >= 0 ? shared.scores[v3_place(expert)] : 0.0f);
+  if (expert >= 0 && block_counts != nullptr) atomicAdd(block_counts + expert, 1);
+}
+
+template <bool kSigmoid, int kTopk>
+__global__ void __launch_bounds__(kManyWarps * 32) gate_v3_kernel(const Params p) {
+  extern __shared__ __align__(16) V3Shared shared[];
+  __shared__ int block_counts[kV3Experts];
+  const int warp = threadIdx.x / 32, token = blockIdx.x * (blockDim.x / 32) + warp;
+  if (p.counts == nullptr) return gate_v3_token<kSigmoid, kTopk>(p, token, shared[warp], nullptr);
+  if (threadIdx.x < kV3Experts) block_counts[threadIdx.x] = 0;
+  __syncthreads();
+  gate_v3_token<kSigmoid, kTopk>(p, token, shared[warp], block_counts);
+  __syncthreads();
+  // Neighbours leave together: a warp's 32 additions are four operations of the L2 cache, not 32.
+  if (threadIdx.x < kV3Experts && block_counts[threadIdx.x] != 0) {
+    atomicAdd(p.counts + threadIdx.x, block_counts[threadIdx.x]);
+  }
+}
+
+void launch_v3(cudaStream_t stream, const Params& p) {
+  const int warps = p.num_tokens >= kManyTokens ? kManyWarps : kWarps;
+  const unsigned blocks = (p.num_tokens + warps - 1) / warps, bytes = warps * sizeof(V3Shared);
+  const auto kernel = !p.sigmoid    ? gate_v3_kernel<false, 0>
+                      : p.topk == 8 ? gate_v3_kernel<true, 8>
+                                    : gate_v3_kernel<true, 0>;
+  MOESAIC_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  kernel<<<blocks, warps * 32, bytes, stream>>>(p);
 }
 
 // ---- Any other shape ---------------------------------------------------------------------------------------------
@@ -249,13 +287,14 @@ __global__ void __launch_bounds__(kWarps * 32) gate_kernel(const Params p) {
       if (lane == winner && i == own_index) key[i] = kTaken;
     }
   }
-  finish(p, token, expert, shared_scores[warp]);
+  write_routed<0>(p, token, expert, expert >= 0 ? shared_scores[warp][expert] : 0.0f);
+  if (p.counts != nullptr && expert >= 0) atomicAdd(p.counts + expert, 1);
 }
 
 void launch(cudaStream_t stream, const Params& p) {
   const unsigned blocks = (p.num_tokens + kWarps - 1) / kWarps;
   if (p.num_experts == kV3Experts && p.n_group == kV3Groups && p.topk_group == kV3Kept) {
-    gate_v3_kernel<<<blocks, kWarps * 32, 0, stream>>>(p);
+    launch_v3(stream, p);
   } else if (p.num_experts <= 64) {
     gate_kernel<2><<<blocks, kWarps * 32, 0, stream>>>(p);
   } else if (p.num_experts <= 256) {

@@ -9,8 +9,8 @@
 
 namespace moesaic::cuda {
 
-// What moesaic::gate (ops.h) computes, with exp to about 2e-7: scores and selection in f32, the bias selects and never
-// weighs, ties go to the lower expert, a row with a NaN score gets ids -1 and weights 0.
+// What moesaic::gate (ops.h) computes, with scores to about 1e-6: scores and selection in f32, the bias selects and
+// never weighs, ties go to the lower expert, a row with a NaN score gets ids -1 and weights 0.
 struct GateArgs {
   Tensor logits;     // [num_tokens, num_experts] f32 contiguous
   Tensor bias;       // [num_experts] f32; or undefined

@@ -14,7 +14,7 @@ struct QuantizeArgs {
   Tensor q;       // [m, k] e4m3 contiguous
   Tensor scales;  // [k / 128, scale_row_stride(m)] f32 (scales.h)
 };
-// Limits: k divisible by 128; rows 16-byte aligned.
+// Limits: k divisible by 128, at most 16384; rows 16-byte aligned.
 absl::Status quantize_fp8(cudaStream_t stream, const QuantizeArgs& args);
 
 }  // namespace moesaic::cuda

@@ -21,19 +21,16 @@ struct Params {
   int64_t scale_stride;
 };
 
-constexpr int kMaxThreads = 512;
-
 template <int kVecs, bool kResidual, bool kBf16Out, bool kQuantize>
-__global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const Params p) {
-  __shared__ float scratch[kMaxThreads / 32];
+__global__ void __launch_bounds__(RowSplit::kMaxThreads) rms_norm_kernel(const Params p) {
+  __shared__ float scratch[RowSplit::kMaxThreads / 32];
   const int64_t row = blockIdx.x;
   const Bf16* x = p.x + row * p.x_stride;
-  uint4 h[kVecs], weight[kVecs];
+  uint4 h[kVecs];
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int at = (i * blockDim.x + threadIdx.x) * kVec;
-    h[i] = at < p.n ? load_vec(x + at) : uint4{};
-    weight[i] = at < p.n ? load_vec(p.weight + at) : uint4{};
+    h[i] = at < p.n ? stream_vec(x + at) : uint4{};
   }
   if constexpr (kResidual) {
     Bf16* residual = p.residual + row * p.n;
@@ -67,7 +64,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const Params p) {
   for (int i = 0; i < kVecs; ++i) {
     const int at = (i * blockDim.x + threadIdx.x) * kVec;
     float a[kVec], w[kVec];
-    unpack(h[i], a), unpack(weight[i], w);
+    unpack(h[i], a), unpack(at < p.n ? load_vec(p.weight + at) : uint4{}, w);
 #pragma unroll
     for (int j = 0; j < kVec; ++j) a[j] = a[j] * factor * w[j];
     if (kBf16Out && at < p.n) store_vec(p.y + row * p.y_stride + at, pack(a));
@@ -84,8 +81,8 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const Params p) {
 
 template <int kVecs, bool kResidual, bool kBf16Out, bool kQuantize>
 void launch(cudaStream_t stream, int64_t m, const Params& p) {
-  const int threads = (p.n + kVec * kVecs * 32 - 1) / (kVec * kVecs * 32) * 32;
-  rms_norm_kernel<kVecs, kResidual, kBf16Out, kQuantize><<<static_cast<unsigned>(m), threads, 0, stream>>>(p);
+  rms_norm_kernel<kVecs, kResidual, kBf16Out, kQuantize>
+      <<<static_cast<unsigned>(m), RowSplit(p.n).threads, 0, stream>>>(p);
 }
 
 template <int kVecs, bool kResidual>
@@ -106,7 +103,7 @@ absl::Status rms_norm(cudaStream_t stream, const RmsNormArgs& args) {
   const int64_t m = args.x.dim(0), n = args.x.dim(1);
   const bool quantizes = args.q.defined(), writes = args.y.defined();
   ArgsCheck check("rms_norm");
-  check.require(n > 0 && n % (quantizes ? kScaleGroup : kVec) == 0 && n <= kMaxThreads * kVec * 4,
+  check.require(n > 0 && n % (quantizes ? kScaleGroup : kVec) == 0 && n <= RowSplit::kMaxChannels,
                 "rows of at most 16384 channels, divisible by 8, or by 128 to quantise");
   check.matrix("x", args.x, DType::kBF16, m, n).tensor("weight", args.weight, DType::kBF16, {n});
   if (args.residual.defined()) check.tensor("residual", args.residual, DType::kBF16, {m, n});
@@ -129,12 +126,21 @@ absl::Status rms_norm(cudaStream_t stream, const RmsNormArgs& args) {
                  .q = args.q.data<uint8_t>(),
                  .scales = args.scales.data<float>(),
                  .scale_stride = scale_row_stride(m)};
-  if (n <= 2048) {
-    launch<1>(stream, m, p);
-  } else if (n <= 2 * kMaxThreads * kVec) {
-    launch<2>(stream, m, p);
-  } else {
-    launch<4>(stream, m, p);
+  switch (RowSplit(n).vecs) {
+    case 1:
+      launch<1>(stream, m, p);
+      break;
+    case 2:
+      launch<2>(stream, m, p);
+      break;
+    case 4:
+      launch<4>(stream, m, p);
+      break;
+    case 7:
+      launch<7>(stream, m, p);
+      break;
+    default:
+      launch<8>(stream, m, p);
   }
   MOESAIC_CUDA_CHECK(cudaGetLastError());
   return absl::OkStatus();

@@ -1,5 +1,6 @@
-// A persistent grid: each block adds up the groups' counts in shared memory, then takes every gridDim-th row that holds
-// a token. Rows of a block come in order, so that its group is found by walking on.
+// A grid of bounded size: each block adds up the groups' counts in shared memory, then takes every gridDim-th of the
+// rows that hold a token. A few rows a block, several times more blocks than fit at once: their loads overlap with
+// others' arithmetic, and the last ones end together.
 #include <algorithm>
 
 #include "kernels/cuda/fused/args_check.h"
@@ -10,8 +11,10 @@
 namespace moesaic::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kBlocksPerSm = 8;
+constexpr int kThreads = 128;
+constexpr int kVecs = 2;  // of gate and of up, a thread
+constexpr int kResidentBlocks = 12;
+constexpr int kBlocksPerSm = 32;
 constexpr int kMaxGroups = 1024;
 
 struct Params {
@@ -27,67 +30,76 @@ struct Params {
   int64_t scale_stride;
 };
 
-__device__ float silu(float x) {
-  return __fdividef(x, 1.0f + __expf(-x));
+// ends[g] = rows of groups 0 .. g. All threads call it; the first warp works.
+__device__ void add_up(const int32_t* rows, int count, int32_t* ends) {
+  if (threadIdx.x < 32) {
+    int32_t before = 0;
+    for (int begin = 0; begin < count; begin += 32) {
+      const int g = begin + threadIdx.x;
+      int32_t sum = g < count ? rows[g] : 0;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int32_t other = __shfl_up_sync(kAllLanes, sum, step);
+        if (static_cast<int>(threadIdx.x) >= step) sum += other;
+      }
+      if (g < count) ends[g] = before + sum;
+      before += __shfl_sync(kAllLanes, sum, 31);
+    }
+  }
+  __syncthreads();
 }
 
-// ends[g] = rows of groups 0 .. g. All threads call it.
-__device__ void add_up(const int32_t* rows, int count, int32_t* ends) {
-  __shared__ int32_t warp_sums[kThreads / 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int32_t before = 0;
-  for (int begin = 0; begin < count; begin += kThreads) {
-    const int g = begin + threadIdx.x;
-    int32_t sum = g < count ? rows[g] : 0;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int32_t other = __shfl_up_sync(kAllLanes, sum, step);
-      if (lane >= step) sum += other;
+// The group that holds row i of all groups' rows: the first with ends[g] > i.
+__device__ int find_group(const int32_t* ends, int count, int64_t i) {
+  int low = 0;
+  for (int high = count - 1; low < high;) {
+    const int middle = (low + high) / 2;
+    if (ends[middle] > i) {
+      high = middle;
+    } else {
+      low = middle + 1;
     }
-    if (lane == 31) warp_sums[warp] = sum;
-    __syncthreads();
-    int32_t total = 0;
-    for (int w = 0; w < kThreads / 32; ++w) {
-      if (w < warp) sum += warp_sums[w];
-      total += warp_sums[w];
-    }
-    if (g < count) ends[g] = before + sum;
-    before += total;
-    __syncthreads();
   }
+  return low;
 }
 
 // One row, its scales starting at `scales`.
 __device__ void silu_row(const Params& p, int64_t row, float* scales) {
   const Bf16* gate = p.gate_up + row * 2 * p.n;
-  for (int begin = 0; begin < p.n; begin += kThreads * kVec) {
-    const int at = begin + threadIdx.x * kVec;
-    const bool inside = at < p.n;  // half warps differ: all lanes go on to the shuffles
-    const uint4 gate_vec = inside ? load_vec(gate + at) : uint4{},
-                up_vec = inside ? load_vec(gate + p.n + at) : uint4{};
-    float g[kVec], u[kVec];
-    unpack(gate_vec, g), unpack(up_vec, u);
+  for (int begin = 0; begin < p.n; begin += kThreads * kVec * kVecs) {
+    uint4 gate_vecs[kVecs], up_vecs[kVecs];
 #pragma unroll
-    for (int j = 0; j < kVec; ++j) g[j] = silu(g[j]) * u[j];
-    const float scale = scale_of(group_max(max_abs(g)));
-    const uint2 codes = quantize_vec(g, scale);
-    if (!inside) continue;
-    *reinterpret_cast<uint2*>(p.q + row * p.n + at) = codes;
-    if (threadIdx.x % kLanesPerGroup == 0) scales[at / kScaleGroup * p.scale_stride] = scale;
+    for (int i = 0; i < kVecs; ++i) {
+      const int at = begin + (i * kThreads + threadIdx.x) * kVec;
+      gate_vecs[i] = at < p.n ? stream_vec(gate + at) : uint4{};
+      up_vecs[i] = at < p.n ? stream_vec(gate + p.n + at) : uint4{};
+    }
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      const int at = begin + (i * kThreads + threadIdx.x) * kVec;
+      float g[kVec], u[kVec];
+      unpack(gate_vecs[i], g), unpack(up_vecs[i], u);
+#pragma unroll
+      for (int j = 0; j < kVec; ++j) g[j] = g[j] * approx_sigmoid(g[j]) * u[j];
+      const float scale = scale_of(group_max(max_abs(g)));
+      const uint2 codes = quantize_vec(g, scale);
+      if (at >= p.n) continue;
+      *reinterpret_cast<uint2*>(p.q + row * p.n + at) = codes;
+      if (threadIdx.x % kLanesPerGroup == 0) scales[at / kScaleGroup * p.scale_stride] = scale;
+    }
   }
 }
 
-__global__ void __launch_bounds__(kThreads) silu_mul_kernel(const Params p) {
+__global__ void __launch_bounds__(kThreads, kResidentBlocks) silu_mul_kernel(const Params p) {
   __shared__ int32_t ends[kMaxGroups];
   if (p.group_rows != nullptr) add_up(p.group_rows, p.num_groups, ends);
   const int64_t total = p.group_rows == nullptr ? p.rows : ends[p.num_groups - 1];
-  int g = 0;
   for (int64_t i = blockIdx.x; i < total; i += gridDim.x) {
     if (p.group_rows == nullptr) {
       silu_row(p, i, p.scales + i);
       continue;
     }
-    while (i >= ends[g]) ++g;
+    const int g = find_group(ends, p.num_groups, i);
     const int64_t in_group = i - (g == 0 ? 0 : ends[g - 1]);
     if (p.group_begin != nullptr) {
       const int64_t row = p.group_begin[g] + in_group;

@@ -23,6 +23,14 @@ inline constexpr float kAmaxFloor = 1e-4f;  // as kernels/cpu/quantize_plain.cc
 __device__ inline uint4 load_vec(const Bf16* p) {
   return *reinterpret_cast<const uint4*>(p);
 }
+// The same for data that is read once and not written by the kernel: it does not displace what others find in L1.
+__device__ inline uint4 stream_vec(const Bf16* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
 __device__ inline void store_vec(Bf16* p, uint4 v) {
   *reinterpret_cast<uint4*>(p) = v;
 }
@@ -62,25 +70,41 @@ __device__ inline float group_max(float value) {
   return value;
 }
 
+// max(amax, floor) / 448 and e4m3(x / scale) with the bits of the divisions: the remainder corrects the product with
+// the reciprocal (Markstein, "Computation of elementary functions on the IBM RISC System/6000", 1990). Signs are such
+// that -0 stays -0.
 __device__ inline float scale_of(float amax) {
-  return __fdiv_rn(fmaxf(amax, kAmaxFloor), kE4M3Largest);
+  constexpr float kInverse = 1.0f / kE4M3Largest;
+  const float x = fmaxf(amax, kAmaxFloor), scale = x * kInverse;
+  return fmaf(-fmaf(scale, kE4M3Largest, -x), kInverse, scale);
 }
 
-// e4m3(x / scale), with the bits of the division: the remainder corrects the product with the reciprocal (Markstein,
-// "Computation of elementary functions on the IBM RISC System/6000", 1990).
+__device__ inline float approx_rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ inline uint2 quantize_vec(const float (&x)[kVec], float scale) {
-  const float inverse = __frcp_rn(scale);
+  const float rough = approx_rcp(scale), inverse = fmaf(rough, fmaf(-scale, rough, 1.0f), rough);
   uint32_t pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float2 q;
     q.x = x[2 * i] * inverse;
     q.y = x[2 * i + 1] * inverse;
-    q.x = fmaf(fmaf(-q.x, scale, x[2 * i]), inverse, q.x);
-    q.y = fmaf(fmaf(-q.y, scale, x[2 * i + 1]), inverse, q.y);
+    q.x = fmaf(-fmaf(q.x, scale, -x[2 * i]), inverse, q.x);
+    q.y = fmaf(-fmaf(q.y, scale, -x[2 * i + 1]), inverse, q.y);
     pairs[i] = __nv_cvt_float2_to_fp8x2(q, __NV_SATFINITE, __NV_E4M3);
   }
   return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+}
+
+// 1 / (1 + e^-x), to about 1e-6.
+__device__ inline float approx_sigmoid(float x) {
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.44269504f));
+  return approx_rcp(1.0f + e);
 }
 
 __device__ inline float warp_sum(float value) {
@@ -97,5 +121,24 @@ __device__ inline float block_sum(float value, float* scratch) {
   __syncthreads();
   return warp_sum(lane < num_warps ? scratch[lane] : 0.0f);
 }
+
+// How a row of n channels is spread over a block: vectors a thread (1, 2, 4, 7 or 8), threads. Few threads with many
+// loads in flight are fastest, as small blocks overlap one's arithmetic with another's loads; a divisor leaves no
+// thread without work. At most 16384 channels.
+struct RowSplit {
+  explicit RowSplit(int64_t n) {
+    const int64_t count = (n + kVec - 1) / kVec;
+    for (const int candidate : {8, 7, 4, 2, 1}) {
+      if (count % (candidate * 32) != 0 || count / candidate < 64) continue;
+      vecs = candidate;
+      break;
+    }
+    threads = static_cast<unsigned>((count + vecs * 32 - 1) / (vecs * 32) * 32);
+  }
+  static constexpr int kMaxThreads = 512;
+  static constexpr int64_t kMaxChannels = 4 * kMaxThreads * kVec;
+  int vecs = 4;
+  unsigned threads;
+};
 
 }  // namespace moesaic::cuda
