@@ -46,8 +46,9 @@ int run_command(const Command& command, const std::vector<std::string>& args) {
 }  // namespace
 
 std::vector<Command> all_commands() {
-  return {serve_command(),     generate_command(),       eval_command(),        tokenize_command(),   inspect_command(),
-          bench_ops_command(), bench_generate_command(), bench_sched_command(), bench_serve_command()};
+  return {serve_command(),       generate_command(),   eval_command(),          tokenize_command(),
+          inspect_command(),     bench_ops_command(),  bench_kernels_command(), bench_generate_command(),
+          bench_sched_command(), bench_serve_command()};
 }
 
 std::string settings_page() {

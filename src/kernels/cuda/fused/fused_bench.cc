@@ -196,7 +196,7 @@ void bench_sample(KernelBench& bench, int64_t m) {
 }  // namespace
 
 absl::Status bench_fused(KernelBench& bench) {
-  for (const int64_t m : {1, 16, 128, 1024, 4096, 32768}) {
+  for (const int64_t m : {4096, 1, 16, 128, 1024, 32768}) {
     if (m <= 4096) bench_norm(bench, m);
     if (m >= 32) bench_silu(bench, m);
     bench_gate(bench, m);

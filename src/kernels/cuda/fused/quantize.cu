@@ -48,7 +48,7 @@ absl::Status quantize_fp8(cudaStream_t stream, const QuantizeArgs& args) {
   check.tensor("scales", args.scales, DType::kF32, {k / kScaleGroup, scale_row_stride(m)});
   MOESAIC_RETURN_IF_ERROR(check.status());
   if (m == 0) return absl::OkStatus();
-  const RowSplit split(k);
+  const RowSplit split(m, k);
   switch (split.vecs) {
     case 1:
       launch<1>(stream, args, split.threads);

@@ -26,11 +26,13 @@ __global__ void __launch_bounds__(RowSplit::kMaxThreads) rms_norm_kernel(const P
   __shared__ float scratch[RowSplit::kMaxThreads / 32];
   const int64_t row = blockIdx.x;
   const Bf16* x = p.x + row * p.x_stride;
-  uint4 h[kVecs];
+  constexpr bool kWeightFirst = kVecs <= 2;  // in flight with x; else from L1, where the first row has put it
+  uint4 h[kVecs], weight[kVecs];
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int at = (i * blockDim.x + threadIdx.x) * kVec;
     h[i] = at < p.n ? stream_vec(x + at) : uint4{};
+    if (kWeightFirst) weight[i] = at < p.n ? load_vec(p.weight + at) : uint4{};
   }
   if constexpr (kResidual) {
     Bf16* residual = p.residual + row * p.n;
@@ -64,7 +66,8 @@ __global__ void __launch_bounds__(RowSplit::kMaxThreads) rms_norm_kernel(const P
   for (int i = 0; i < kVecs; ++i) {
     const int at = (i * blockDim.x + threadIdx.x) * kVec;
     float a[kVec], w[kVec];
-    unpack(h[i], a), unpack(at < p.n ? load_vec(p.weight + at) : uint4{}, w);
+    if (!kWeightFirst) weight[i] = at < p.n ? load_vec(p.weight + at) : uint4{};
+    unpack(h[i], a), unpack(weight[i], w);
 #pragma unroll
     for (int j = 0; j < kVec; ++j) a[j] = a[j] * factor * w[j];
     if (kBf16Out && at < p.n) store_vec(p.y + row * p.y_stride + at, pack(a));
@@ -82,7 +85,7 @@ __global__ void __launch_bounds__(RowSplit::kMaxThreads) rms_norm_kernel(const P
 template <int kVecs, bool kResidual, bool kBf16Out, bool kQuantize>
 void launch(cudaStream_t stream, int64_t m, const Params& p) {
   rms_norm_kernel<kVecs, kResidual, kBf16Out, kQuantize>
-      <<<static_cast<unsigned>(m), RowSplit(p.n).threads, 0, stream>>>(p);
+      <<<static_cast<unsigned>(m), RowSplit(m, p.n).threads, 0, stream>>>(p);
 }
 
 template <int kVecs, bool kResidual>
@@ -126,7 +129,7 @@ absl::Status rms_norm(cudaStream_t stream, const RmsNormArgs& args) {
                  .q = args.q.data<uint8_t>(),
                  .scales = args.scales.data<float>(),
                  .scale_stride = scale_row_stride(m)};
-  switch (RowSplit(n).vecs) {
+  switch (RowSplit(m, n).vecs) {
     case 1:
       launch<1>(stream, m, p);
       break;

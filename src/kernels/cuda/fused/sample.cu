@@ -328,15 +328,14 @@ class RowSampler {
     const double u = uniform(static_cast<uint64_t>(p_.seeds[row_]), static_cast<uint64_t>(p_.positions[row_]));
     if (total == 0) return block_ == 0 && threadIdx.x == 0 ? -1 : -2;
     const uint64_t target = min(total - 1, static_cast<uint64_t>(u * static_cast<double>(total)));
-    if (before > target) return -2;
-    for (int base = warp_begin(); base < warp_end(); base += 32) {
+    int picked = -2;  // in one lane; no lane leaves before the others
+    for (int base = warp_begin(); base < warp_end() && before <= target; base += 32) {
       const int i = base + lane_;
       const uint64_t own = i < warp_end() ? mass_of(part_[i]) : 0, end = before + warp_scan(own);
-      if (end - own <= target && end > target) return begin_ + i;
+      if (end - own <= target && end > target) picked = begin_ + i;
       before = __shfl_sync(kAllLanes, static_cast<unsigned long long>(end), 31);
-      if (before > target) return -2;
     }
-    return -2;
+    return picked;
   }
 
   const Params& p_;

@@ -122,23 +122,25 @@ __device__ inline float block_sum(float value, float* scratch) {
   return warp_sum(lane < num_warps ? scratch[lane] : 0.0f);
 }
 
-// How a row of n channels is spread over a block: vectors a thread (1, 2, 4, 7 or 8), threads. Few threads with many
-// loads in flight are fastest, as small blocks overlap one's arithmetic with another's loads; a divisor leaves no
-// thread without work. At most 16384 channels.
+// How each of m rows of n channels is spread over a block: vectors a thread, threads. With many rows few threads with
+// many loads in flight are fastest, as small blocks overlap one's arithmetic with another's loads; with few rows time
+// is latency and the fetching of code, so that many threads do little each. A divisor leaves no thread without work.
 struct RowSplit {
-  explicit RowSplit(int64_t n) {
+  static constexpr int kMaxThreads = 512;
+  static constexpr int64_t kMaxChannels = 4 * kMaxThreads * kVec;
+  static constexpr int64_t kManyRows = 1024;
+  RowSplit(int64_t m, int64_t n) {
     const int64_t count = (n + kVec - 1) / kVec;
     for (const int candidate : {8, 7, 4, 2, 1}) {
-      if (count % (candidate * 32) != 0 || count / candidate < 64) continue;
+      if (count % (candidate * 32) != 0 || count / candidate < (m < kManyRows ? 256 : 64)) continue;
       vecs = candidate;
       break;
     }
+    if (vecs == 0) vecs = count <= kMaxThreads ? 1 : count <= 2 * kMaxThreads ? 2 : 4;
     threads = static_cast<unsigned>((count + vecs * 32 - 1) / (vecs * 32) * 32);
   }
-  static constexpr int kMaxThreads = 512;
-  static constexpr int64_t kMaxChannels = 4 * kMaxThreads * kVec;
-  int vecs = 4;
-  unsigned threads;
+  int vecs = 0;
+  unsigned threads = 0;
 };
 
 }  // namespace moesaic::cuda
