@@ -154,7 +154,6 @@ __device__ void gate_v3_token(const Params& p, int token, V3Shared& shared, int*
   float4* choices = reinterpret_cast<float4*>(shared.choice) + lane;
   scores[0] = {score[0], score[1], score[2], score[3]}, scores[32] = {score[4], score[5], score[6], score[7]};
   choices[0] = {choice[0], choice[1], choice[2], choice[3]}, choices[32] = {choice[4], choice[5], choice[6], choice[7]};
-  if (lane < topk) shared.experts[lane] = -1;
   const float group_score = v3_group_score(p.noaux, choice);
   uint32_t kept = __ballot_sync(kAllLanes, group_rank(group_score) < kV3Kept && group_score > kLowest) & 0x11111111u;
   __syncwarp();
@@ -168,22 +167,25 @@ __device__ void gate_v3_token(const Params& p, int token, V3Shared& shared, int*
   uint32_t key[4];
   int index[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) key[i] = kept == 0 ? kTaken : order_key(values[i]), index[i] = first + i;
-    // Neighbours only are exchanged, so that equal ones stay in order: odd-even, four rounds.
+  for (int i = 0; i < 4; ++i) {
+    key[i] = kept == 0 ? kTaken : order_key(values[i]);
+    index[i] = key[i] == kTaken ? -1 : first + i;
+  }
+  // Neighbours only are exchanged, so that equal ones stay in order: odd-even, four rounds.
 #pragma unroll
   for (int round = 0; round < 4; ++round) {
 #pragma unroll
     for (int i = round % 2; i + 1 < 4; i += 2) swap_if_less(key[i], key[i + 1], index[i], index[i + 1]);
   }
+  // Without branches: the lane that holds the largest writes its expert and moves on to its next.
 #pragma unroll
   for (int i = 0; i < topk; ++i) {
-    const uint32_t best = __reduce_max_sync(kAllLanes, key[0]);
-    const unsigned holders = __ballot_sync(kAllLanes, key[0] == best);
-    if ((holders & ((2u << lane) - 1)) == 1u << lane) {  // the lowest of them
-      if (best > kTaken) shared.experts[i] = index[0];
-      key[0] = key[1], key[1] = key[2], key[2] = key[3], key[3] = kTaken;
-      index[0] = index[1], index[1] = index[2], index[2] = index[3];
-    }
+    const unsigned holders = __ballot_sync(kAllLanes, key[0] == __reduce_max_sync(kAllLanes, key[0]));
+    const bool mine = (holders & ((2u << lane) - 1)) == 1u << lane;  // the lowest of them
+    if (mine) shared.experts[i] = index[0];
+#pragma unroll
+    for (int j = 0; j < 3; ++j) key[j] = mine ? key[j + 1] : key[j], index[j] = mine ? index[j + 1] : index[j];
+    key[3] = mine ? kTaken : key[3], index[3] = mine ? -1 : index[3];
   }
   __syncwarp();
   const int expert = lane < topk ? shared.experts[lane] : -1;

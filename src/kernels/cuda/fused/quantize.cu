@@ -49,22 +49,9 @@ absl::Status quantize_fp8(cudaStream_t stream, const QuantizeArgs& args) {
   MOESAIC_RETURN_IF_ERROR(check.status());
   if (m == 0) return absl::OkStatus();
   const RowSplit split(m, k);
-  switch (split.vecs) {
-    case 1:
-      launch<1>(stream, args, split.threads);
-      break;
-    case 2:
-      launch<2>(stream, args, split.threads);
-      break;
-    case 4:
-      launch<4>(stream, args, split.threads);
-      break;
-    case 7:
-      launch<7>(stream, args, split.threads);
-      break;
-    default:
-      launch<8>(stream, args, split.threads);
-  }
+  split.vecs == 1   ? launch<1>(stream, args, split.threads)
+  : split.vecs == 2 ? launch<2>(stream, args, split.threads)
+                    : launch<4>(stream, args, split.threads);
   MOESAIC_CUDA_CHECK(cudaGetLastError());
   return absl::OkStatus();
 }

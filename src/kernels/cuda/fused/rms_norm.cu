@@ -26,13 +26,12 @@ __global__ void __launch_bounds__(RowSplit::kMaxThreads) rms_norm_kernel(const P
   __shared__ float scratch[RowSplit::kMaxThreads / 32];
   const int64_t row = blockIdx.x;
   const Bf16* x = p.x + row * p.x_stride;
-  constexpr bool kWeightFirst = kVecs <= 2;  // in flight with x; else from L1, where the first row has put it
   uint4 h[kVecs], weight[kVecs];
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int at = (i * blockDim.x + threadIdx.x) * kVec;
     h[i] = at < p.n ? stream_vec(x + at) : uint4{};
-    if (kWeightFirst) weight[i] = at < p.n ? load_vec(p.weight + at) : uint4{};
+    weight[i] = at < p.n ? load_vec(p.weight + at) : uint4{};
   }
   if constexpr (kResidual) {
     Bf16* residual = p.residual + row * p.n;
@@ -66,7 +65,6 @@ __global__ void __launch_bounds__(RowSplit::kMaxThreads) rms_norm_kernel(const P
   for (int i = 0; i < kVecs; ++i) {
     const int at = (i * blockDim.x + threadIdx.x) * kVec;
     float a[kVec], w[kVec];
-    if (!kWeightFirst) weight[i] = at < p.n ? load_vec(p.weight + at) : uint4{};
     unpack(h[i], a), unpack(weight[i], w);
 #pragma unroll
     for (int j = 0; j < kVec; ++j) a[j] = a[j] * factor * w[j];
@@ -82,10 +80,15 @@ __global__ void __launch_bounds__(RowSplit::kMaxThreads) rms_norm_kernel(const P
   }
 }
 
+// With a residual there are twice as many loads to each vector.
+RowSplit split_of(int64_t m, const Params& p) {
+  return RowSplit(m, p.n, p.residual != nullptr ? 2 : 4);
+}
+
 template <int kVecs, bool kResidual, bool kBf16Out, bool kQuantize>
 void launch(cudaStream_t stream, int64_t m, const Params& p) {
   rms_norm_kernel<kVecs, kResidual, kBf16Out, kQuantize>
-      <<<static_cast<unsigned>(m), RowSplit(m, p.n).threads, 0, stream>>>(p);
+      <<<static_cast<unsigned>(m), split_of(m, p).threads, 0, stream>>>(p);
 }
 
 template <int kVecs, bool kResidual>
@@ -129,22 +132,8 @@ absl::Status rms_norm(cudaStream_t stream, const RmsNormArgs& args) {
                  .q = args.q.data<uint8_t>(),
                  .scales = args.scales.data<float>(),
                  .scale_stride = scale_row_stride(m)};
-  switch (RowSplit(m, n).vecs) {
-    case 1:
-      launch<1>(stream, m, p);
-      break;
-    case 2:
-      launch<2>(stream, m, p);
-      break;
-    case 4:
-      launch<4>(stream, m, p);
-      break;
-    case 7:
-      launch<7>(stream, m, p);
-      break;
-    default:
-      launch<8>(stream, m, p);
-  }
+  const int vecs = split_of(m, p).vecs;
+  vecs == 1 ? launch<1>(stream, m, p) : vecs == 2 ? launch<2>(stream, m, p) : launch<4>(stream, m, p);
   MOESAIC_CUDA_CHECK(cudaGetLastError());
   return absl::OkStatus();
 }

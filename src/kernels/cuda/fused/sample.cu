@@ -23,8 +23,9 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kBins = 2048;
 constexpr int kMergedBins = kBins / kBlocks;  // that a block adds up for all
 constexpr int64_t kMaxPart = 43008;           // 172 KB of shared memory
-constexpr float kBinsPerUnit = 64.0f;         // of logit distance; the last bin takes what is 32 and more below
-constexpr uint32_t kDropped = 0xffffffffu;    // NaN: never a candidate
+constexpr int kMaxMembers = 1024;
+constexpr float kBinsPerUnit = 64.0f;       // of logit distance; the last bin takes what is 32 and more below
+constexpr uint32_t kDropped = 0xffffffffu;  // NaN: never a candidate
 
 struct Params {
   const float* logits;
@@ -48,6 +49,8 @@ struct Shared {
   uint64_t value;  // what exclusive_over_blocks adds up
   int chosen;
   uint64_t above;
+  int num_members;           // logits of this block in the distance bin that a cut falls into
+  int members[kMaxMembers];  // their places
 };
 
 // Unsigned order of keys = order of values, as on the CPU; -0 and 0 share one.
@@ -132,14 +135,24 @@ class RowSampler {
   __device__ uint64_t find_best() {
     const float* row = p_.logits + row_ * p_.row_stride + begin_;
     uint64_t best = 0;
-    for (int i = threadIdx.x * 4; i < count_; i += kThreads * 4) {
-      const float4 four = *reinterpret_cast<const float4*>(row + i);
-      *reinterpret_cast<float4*>(part_ + i) = four;
-      const float values[4] = {four.x, four.y, four.z, four.w};
+    constexpr int kInFlight = 8;
+    for (int first = threadIdx.x * 4; first < count_; first += kInFlight * kThreads * 4) {
+      float4 loaded[kInFlight];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint64_t candidate = uint64_t{order_key(values[j])} << 32 | ~static_cast<uint32_t>(begin_ + i + j);
-        if (!isnan(values[j])) best = max(best, candidate);
+      for (int j = 0; j < kInFlight; ++j) {
+        const int i = first + j * kThreads * 4;
+        loaded[j] = i < count_ ? *reinterpret_cast<const float4*>(row + i) : nan4();
+      }
+#pragma unroll
+      for (int j = 0; j < kInFlight; ++j) {
+        const int i = first + j * kThreads * 4;
+        if (i < count_) *reinterpret_cast<float4*>(part_ + i) = loaded[j];
+        const float values[4] = {loaded[j].x, loaded[j].y, loaded[j].z, loaded[j].w};
+#pragma unroll
+        for (int l = 0; l < 4; ++l) {
+          const uint64_t candidate = uint64_t{order_key(values[l])} << 32 | ~static_cast<uint32_t>(begin_ + i + l);
+          if (!isnan(values[l])) best = max(best, candidate);
+        }
       }
     }
 #pragma unroll
@@ -155,8 +168,25 @@ class RowSampler {
     return best;
   }
 
+  __device__ static float4 nan4() {
+    const float nan = __uint_as_float(kDropped);
+    return {nan, nan, nan, nan};
+  }
+
+  // body(logit, its place) for the logits of [begin, end), spread over `step` threads, four at a time.
+  template <typename Body>
+  __device__ void for_logits(int begin, int end, int thread, int step, const Body& body) const {
+#pragma unroll 2
+    for (int i = begin + thread * 4; i < end; i += step * 4) {
+      const float4 four = *reinterpret_cast<const float4*>(part_ + i);
+      body(four.x, i), body(four.y, i + 1), body(four.z, i + 2), body(four.w, i + 3);
+    }
+  }
+
+  // Weights below 2^-46 have no mass: most of a vocabulary is not worth an exp.
   __device__ float weight(float logit) const {
-    return cpu_exp(__fmul_rn(__fsub_rn(logit, max_), inverse_temperature_));
+    const float exponent = __fmul_rn(__fsub_rn(logit, max_), inverse_temperature_);
+    return exponent < -32.0f ? 0.0f : cpu_exp(exponent);
   }
   __device__ static uint64_t fixed(float weight) {
     return __float2ull_rz(weight * 0x1.0p46f);
@@ -176,16 +206,21 @@ class RowSampler {
   }
 
   // Fills shared_.merged with the cluster's histogram of value_of(logit) over bin_of(logit); bins below 0 do not count.
+  // Of this block the logits in `members` are looked at, or all where those were too many.
   template <typename Bin, typename Value>
-  __device__ void histogram(const Bin& bin_of, const Value& value_of) {
+  __device__ void histogram(bool of_members, const Bin& bin_of, const Value& value_of) {
     for (int i = threadIdx.x; i < kBins; i += kThreads) shared_.low[i] = shared_.high[i] = 0;
     __syncthreads();
     uint64_t last = 0;  // the last bin can hold most of the vocabulary: each thread adds it once
-    for (int i = threadIdx.x; i < count_; i += kThreads) {
-      const float logit = part_[i];
+    const auto count = [&](float logit, int) {
       const int bin = isnan(logit) ? -1 : bin_of(logit);
       if (bin == kBins - 1) last += value_of(logit);
       if (bin >= 0 && bin < kBins - 1) add(bin, value_of(logit));
+    };
+    if (of_members && shared_.num_members <= kMaxMembers) {
+      for (int i = threadIdx.x; i < shared_.num_members; i += kThreads) count(part_[shared_.members[i]], 0);
+    } else {
+      for_logits(0, count_, threadIdx.x, kThreads, count);
     }
     last = warp_total(last);
     if (lane_ == 0) add(kBins - 1, last);
@@ -235,13 +270,23 @@ class RowSampler {
   __device__ void cut(const Need& need_of, const Value& value_of) {
     constexpr int kShifts[] = {21, 10, 0}, kBits[] = {11, 11, 10};
     uint64_t need = 0, above = 0;
-    histogram([&](float logit) { return distance_bin(logit); }, value_of);
+    histogram(
+        false, [&](float logit) { return distance_bin(logit); }, value_of);
     const int distance = find_bin(need_of, &need, &above);
+    if (threadIdx.x == 0) shared_.num_members = 0;
+    __syncthreads();
+    for_logits(0, count_, threadIdx.x, kThreads, [&](float logit, int i) {
+      if (isnan(logit) || distance_bin(logit) != distance) return;
+      const int place = atomicAdd(&shared_.num_members, 1);
+      if (place < kMaxMembers) shared_.members[place] = i;
+    });
+    __syncthreads();
     uint32_t prefix = 0;
     for (int round = 0; round < 3; ++round) {
       const int shift = kShifts[round], bits = kBits[round];
       need -= above;
       histogram(
+          true,
           [&](float logit) {
             const uint32_t key = order_key(logit);
             if (distance_bin(logit) != distance || (round > 0 && key >> (shift + bits) != prefix)) return -1;
@@ -276,7 +321,7 @@ class RowSampler {
   template <typename Value>
   __device__ uint64_t exclusive_over_warps(const Value& value_of, uint64_t* total) {
     uint64_t own = 0;
-    for (int i = warp_begin() + lane_; i < warp_end(); i += 32) own += value_of(part_[i]);
+    for_logits(warp_begin(), warp_end(), lane_, 32, [&](float logit, int) { own += value_of(logit); });
     own = warp_total(own);
     if (lane_ == 0) shared_.warp_values[warp_] = own;
     __syncthreads();
@@ -328,14 +373,23 @@ class RowSampler {
     const double u = uniform(static_cast<uint64_t>(p_.seeds[row_]), static_cast<uint64_t>(p_.positions[row_]));
     if (total == 0) return block_ == 0 && threadIdx.x == 0 ? -1 : -2;
     const uint64_t target = min(total - 1, static_cast<uint64_t>(u * static_cast<double>(total)));
-    int picked = -2;  // in one lane; no lane leaves before the others
-    for (int base = warp_begin(); base < warp_end() && before <= target; base += 32) {
-      const int i = base + lane_;
-      const uint64_t own = i < warp_end() ? mass_of(part_[i]) : 0, end = before + warp_scan(own);
-      if (end - own <= target && end > target) picked = begin_ + i;
-      before = __shfl_sync(kAllLanes, static_cast<unsigned long long>(end), 31);
+    // Each lane of the warp has a run of its own; the one in whose run the target falls walks along it.
+    const int run = per_warp() / 32, run_begin = min(warp_end(), warp_begin() + lane_ * run);
+    const int run_end = min(warp_end(), run_begin + run);
+    uint64_t own = 0;
+    if (before <= target) {
+      int place = lane_ % run;  // lanes at different banks
+      for (int j = 0; j < run; ++j) {
+        if (run_begin + place < run_end) own += mass_of(part_[run_begin + place]);
+        place = place + 1 == run ? 0 : place + 1;
+      }
     }
-    return picked;
+    uint64_t end = before + warp_scan(own);
+    if (end - own > target || end <= target) return -2;
+    end -= own;
+    int i = run_begin;
+    while ((end += mass_of(part_[i])) <= target) ++i;
+    return begin_ + i;
   }
 
   const Params& p_;
@@ -346,7 +400,7 @@ class RowSampler {
   float max_ = 0.0f, inverse_temperature_ = 0.0f;
 };
 
-__global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads) sample_kernel(const Params p) {
+__global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads, 2) sample_kernel(const Params p) {
   extern __shared__ __align__(16) float part[];
   __shared__ Shared shared;
   const int id = RowSampler(p, shared, part).run();

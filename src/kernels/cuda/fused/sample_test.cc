@@ -89,7 +89,7 @@ void expect_agreement(const Batch& batch, const std::vector<int32_t>& ids) {
   EXPECT_LE(borders, 1 + static_cast<int>(ids.size()) / 100);
 }
 
-TEST_F(Sample, AgreesWithTheCpuOnSmallVocabularies) {
+TEST_F(Sample, AgreesWithTheCpuOnManySmallRows) {
   for (const int64_t vocab : {4, 60, 1000, 5000}) {
     SCOPED_TRACE(testing::Message() << "vocabulary " << vocab);
     Rng rng(static_cast<uint64_t>(vocab));
@@ -125,7 +125,7 @@ TEST_F(Sample, AgreesWithTheCpuAtFullSize) {
   EXPECT_EQ(run(batch), ids);
 }
 
-TEST_F(Sample, FollowsTheDistribution) {
+TEST_F(Sample, FollowsTheDistributionOverManyRows) {
   const int draws = 20000;
   Batch batch{.vocab = 8};
   const std::vector<float> logits = {0, 1, 2, 1, test::kNan, -1, 2, -test::kInf};

@@ -14,7 +14,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kVecs = 2;  // of gate and of up, a thread
 constexpr int kResidentBlocks = 12;
-constexpr int kBlocksPerSm = 32;
+constexpr int kBlocksPerSm = 64;
 constexpr int kMaxGroups = 1024;
 
 struct Params {

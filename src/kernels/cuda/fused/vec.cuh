@@ -23,13 +23,9 @@ inline constexpr float kAmaxFloor = 1e-4f;  // as kernels/cpu/quantize_plain.cc
 __device__ inline uint4 load_vec(const Bf16* p) {
   return *reinterpret_cast<const uint4*>(p);
 }
-// The same for data that is read once and not written by the kernel: it does not displace what others find in L1.
+// The same for data that the kernel does not write.
 __device__ inline uint4 stream_vec(const Bf16* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
+  return __ldg(reinterpret_cast<const uint4*>(p));
 }
 __device__ inline void store_vec(Bf16* p, uint4 v) {
   *reinterpret_cast<uint4*>(p) = v;
@@ -123,23 +119,21 @@ __device__ inline float block_sum(float value, float* scratch) {
 }
 
 // How each of m rows of n channels is spread over a block: vectors a thread, threads. With many rows few threads with
-// many loads in flight are fastest, as small blocks overlap one's arithmetic with another's loads; with few rows time
-// is latency and the fetching of code, so that many threads do little each. A divisor leaves no thread without work.
+// several loads in flight are fastest, as small blocks overlap one's arithmetic with another's loads; with few rows
+// time is latency and the fetching of code, so that many threads do little each.
 struct RowSplit {
   static constexpr int kMaxThreads = 512;
   static constexpr int64_t kMaxChannels = 4 * kMaxThreads * kVec;
   static constexpr int64_t kManyRows = 1024;
-  RowSplit(int64_t m, int64_t n) {
+  RowSplit(int64_t m, int64_t n, int most_vecs = 4) {
     const int64_t count = (n + kVec - 1) / kVec;
-    for (const int candidate : {8, 7, 4, 2, 1}) {
-      if (count % (candidate * 32) != 0 || count / candidate < (m < kManyRows ? 256 : 64)) continue;
-      vecs = candidate;
-      break;
+    if (m >= kManyRows) {
+      while (vecs < most_vecs && count % (vecs * 64) == 0 && count / (vecs * 2) >= 64) vecs *= 2;
     }
-    if (vecs == 0) vecs = count <= kMaxThreads ? 1 : count <= 2 * kMaxThreads ? 2 : 4;
+    while (count > int64_t{vecs} * kMaxThreads) vecs *= 2;
     threads = static_cast<unsigned>((count + vecs * 32 - 1) / (vecs * 32) * 32);
   }
-  int vecs = 0;
+  int vecs = 1;
   unsigned threads = 0;
 };
 
