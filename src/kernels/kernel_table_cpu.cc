@@ -46,7 +46,7 @@ class CpuTable {
       body();
       best_ns = std::min(best_ns, std::max<int64_t>(clock.now_ns() - begin, 1));
     }
-    row.us = static_cast<double>(best_ns) * 1e-3;
+    row.us = static_cast<double>(best_ns) / 1000.0;
     print_(to_json(row));
     rows_.push_back(std::move(row));
   }

@@ -24,10 +24,6 @@ double nominal_tflops(const std::string& dtype) {
   return 67.0;
 }
 
-double rounded(double value, double unit) {
-  return std::round(value / unit) * unit;
-}
-
 std::string fixed(double value, int digits) {
   char text[64];
   std::snprintf(text, sizeof text, "%.*f", digits, value);
@@ -110,7 +106,7 @@ double KernelBench::copy_us(double bytes) {
 
 double KernelBench::measure(KernelRow row, const KernelWork& work, const Launch& launch) {
   const double us = time_us(launch);
-  row.us = rounded(us, 1e-3);
+  row.us = std::round(us * 1000.0) / 1000.0;
   const double least_us = std::max(work.bytes / copy_gb_s_ * 1e-3, work.flops / nominal_tflops(row.dtype) * 1e-6);
   std::string line = str_cat("{\"op\": \"", row.op, "\"");
   if (!work.variant.empty()) line += str_cat(", \"variant\": \"", work.variant, "\"");

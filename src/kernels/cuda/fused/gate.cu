@@ -11,7 +11,7 @@ namespace moesaic::cuda {
 namespace {
 
 constexpr int kWarps = 8;       // tokens of a block
-constexpr int kManyWarps = 32;  // with many tokens: their counts leave a block together
+constexpr int kManyWarps = 16;  // with many tokens: their counts leave a block together
 constexpr int kManyTokens = 2048;
 constexpr int kMaxExperts = 512;
 constexpr int kMaxTopk = 32;

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(RowSplit::kMaxThreads)
     float a[kVec];
     unpack(packed[i], a);
     const float scale = scale_of(group_max(max_abs(a)));
-    const uint2 codes = quantize_vec(a, scale);
+    const uint2 codes = quantize_vec<true>(a, scale);
     if (at >= k) continue;
     *reinterpret_cast<uint2*>(q + row * k + at) = codes;
     if (threadIdx.x % kLanesPerGroup == 0) scales[at / kScaleGroup * scale_stride + row] = scale;

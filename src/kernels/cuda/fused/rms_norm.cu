@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(RowSplit::kMaxThreads) rms_norm_kernel(const P
     if (kBf16Out && at < p.n) store_vec(p.y + row * p.y_stride + at, pack(a));
     if constexpr (kQuantize) {
       const float scale = scale_of(group_max(max_abs(a)));
-      const uint2 codes = quantize_vec(a, scale);
+      const uint2 codes = quantize_vec<false>(a, scale);
       if (at < p.n) {
         *reinterpret_cast<uint2*>(p.q + row * p.n + at) = codes;
         if (threadIdx.x % kLanesPerGroup == 0) p.scales[at / kScaleGroup * p.scale_stride + row] = scale;

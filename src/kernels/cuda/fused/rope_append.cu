@@ -67,7 +67,7 @@ __device__ void append_row(const Params& p, int64_t token, const float* table, i
   if (p.fp8) {
     const float scale = scale_of(group_max(max_abs(x)));
     if (is_latent) {
-      *reinterpret_cast<uint2*>(row + at) = quantize_vec(x, scale);
+      *reinterpret_cast<uint2*>(row + at) = quantize_vec<true>(x, scale);
       if (at % kScaleGroup == 0) reinterpret_cast<float*>(row + p.lora)[at / kScaleGroup] = scale;
       return;
     }

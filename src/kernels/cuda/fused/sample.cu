@@ -1,7 +1,7 @@
 // A cluster of eight blocks a row: each keeps its part of the logits in shared memory, read from device memory once. A
-// cut (top-k, top-p) is found by histograms over all parts: first over the distance from the largest logit, which is
-// spread evenly, then by radix over the ordered bits of the logits of one bin. Masses are 46-bit fixed point: their
-// sums do not depend on the order of addition.
+// cut (top-k, top-p) is found by a histogram over the distance from the largest logit, then among the logits of one
+// bin: each adds up what is above it, or, where there are many, by radix over their ordered bits. Masses are 46-bit
+// fixed point: their sums do not depend on the order of addition.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -227,11 +227,15 @@ class RowSampler {
     cluster_.sync();
     for (int i = threadIdx.x; i < kMergedBins; i += kThreads) {
       const int bin = block_ * kMergedBins + i;
-      uint64_t sum = 0;
+      uint32_t low[kBlocks], high[kBlocks];  // all on their way before the first is added
+#pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        sum += *cluster_.map_shared_rank(&shared_.low[bin], b);
-        sum += uint64_t{*cluster_.map_shared_rank(&shared_.high[bin], b)} << 32;
+        low[b] = *cluster_.map_shared_rank(&shared_.low[bin], b);
+        high[b] = *cluster_.map_shared_rank(&shared_.high[bin], b);
       }
+      uint64_t sum = 0;
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) sum += low[b] + (uint64_t{high[b]} << 32);
       for (int b = 0; b < kBlocks; ++b) *cluster_.map_shared_rank(&shared_.merged[bin], b) = sum;
     }
     cluster_.sync();
@@ -268,7 +272,6 @@ class RowSampler {
   // Keeps the best tokens whose values reach the need, equal logits by id; drops all others.
   template <typename Need, typename Value>
   __device__ void cut(const Need& need_of, const Value& value_of) {
-    constexpr int kShifts[] = {21, 10, 0}, kBits[] = {11, 11, 10};
     uint64_t need = 0, above = 0;
     histogram(
         false, [&](float logit) { return distance_bin(logit); }, value_of);
@@ -281,10 +284,60 @@ class RowSampler {
       if (place < kMaxMembers) shared_.members[place] = i;
     });
     __syncthreads();
+    need -= above;
+    uint64_t num_members = 0;
+    const uint64_t first = exclusive_over_blocks(shared_.num_members, &num_members);
+    const uint32_t key = num_members <= kMaxMembers
+                             ? find_key_by_rank(static_cast<int>(first), static_cast<int>(num_members), &need, value_of)
+                             : find_key_by_radix(distance, &need, value_of);
+    const uint64_t each = max(uint64_t{1}, value_of(value_of_key(key)));
+    drop_below(key, (need + each - 1) / each);
+  }
+
+  // The key with which the values of a bin's logits, the best first, reach *need; of it remains what those that have
+  // the key must give. Each block puts its members, from number `first` of the cluster's on, before all others, and
+  // finds the key by itself: each member adds up what is above it.
+  template <typename Value>
+  __device__ uint32_t find_key_by_rank(int first, int num_members, uint64_t* need, const Value& value_of) {
+    for (int i = threadIdx.x; i < shared_.num_members; i += kThreads) {
+      const float logit = part_[shared_.members[i]];
+      const uint64_t value = value_of(logit);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        *cluster_.map_shared_rank(&shared_.low[first + i], b) = order_key(logit);
+        *cluster_.map_shared_rank(&shared_.merged[first + i], b) = value;
+      }
+    }
+    cluster_.sync();
+    for (int i = threadIdx.x; i < num_members; i += kThreads) {
+      const uint32_t key = shared_.low[i];
+      uint64_t above = 0, equal = 0;
+      bool is_first = true;  // of those with this key
+      for (int j = 0; j < num_members; ++j) {
+        const uint32_t other = shared_.low[j];
+        const uint64_t value = shared_.merged[j];
+        above += other > key ? value : 0;
+        equal += other == key ? value : 0;
+        is_first = is_first && (other != key || j >= i);
+      }
+      if (is_first && above < *need && above + equal >= *need) {
+        shared_.chosen = static_cast<int>(key);
+        shared_.above = above;
+      }
+    }
+    __syncthreads();
+    *need -= shared_.above;
+    return static_cast<uint32_t>(shared_.chosen);
+  }
+
+  // The same where a bin holds too many logits for that.
+  template <typename Value>
+  __device__ uint32_t find_key_by_radix(int distance, uint64_t* need, const Value& value_of) {
+    constexpr int kShifts[] = {21, 10, 0}, kBits[] = {11, 11, 10};
     uint32_t prefix = 0;
+    uint64_t above = 0;
     for (int round = 0; round < 3; ++round) {
       const int shift = kShifts[round], bits = kBits[round];
-      need -= above;
       histogram(
           true,
           [&](float logit) {
@@ -293,13 +346,12 @@ class RowSampler {
             return static_cast<int>(~(key >> shift) & ((1u << bits) - 1));  // best first
           },
           value_of);
-      const uint64_t rest = need;
-      const int bin = find_bin([rest](uint64_t) { return rest; }, &need, &above);
+      const uint64_t rest = *need;
+      const int bin = find_bin([rest](uint64_t) { return rest; }, need, &above);
       prefix = prefix << bits | (~static_cast<uint32_t>(bin) & ((1u << bits) - 1));
+      *need -= above;
     }
-    need -= above;
-    const uint64_t each = max(uint64_t{1}, value_of(value_of_key(prefix)));
-    drop_below(prefix, (need + each - 1) / each);
+    return prefix;
   }
 
   // Exclusive sum over the blocks before this one, of a value that thread 0 gives; the total goes to *total.
@@ -408,20 +460,6 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads, 2) s
   cg::this_cluster().sync();  // shared memory lives until all have read it
 }
 
-__global__ void verify_drafts_kernel(const int32_t* drafts, const int32_t* num_drafts, const int32_t* sampled,
-                                     int num_seqs, int depth, int32_t* num_accepted, int32_t* next_ids) {
-  const int seq = blockIdx.x * blockDim.x + threadIdx.x;
-  if (seq >= num_seqs) return;
-  const int limit = num_drafts == nullptr ? depth : min(depth, num_drafts[seq]);
-  const int32_t* tokens = sampled + int64_t{seq} * (depth + 1);
-  int accepted = 0;
-  while (accepted < limit && tokens[accepted] >= 0 && drafts[int64_t{seq} * depth + accepted] == tokens[accepted]) {
-    ++accepted;
-  }
-  num_accepted[seq] = accepted;
-  next_ids[seq] = tokens[accepted];
-}
-
 }  // namespace
 
 absl::Status sample(cudaStream_t stream, const SampleArgs& args) {
@@ -452,27 +490,6 @@ absl::Status sample(cudaStream_t stream, const SampleArgs& args) {
   const int bytes = static_cast<int>(part * sizeof(float));
   MOESAIC_CUDA_CHECK(cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   sample_kernel<<<static_cast<unsigned>(num_rows * kBlocks), kThreads, bytes, stream>>>(p);
-  MOESAIC_CUDA_CHECK(cudaGetLastError());
-  return absl::OkStatus();
-}
-
-absl::Status verify_drafts(cudaStream_t stream, const VerifyDraftsArgs& args) {
-  const int64_t num_seqs = args.draft_ids.dim(0), depth = args.draft_ids.dim(1);
-  ArgsCheck check("verify_drafts");
-  check.require(num_seqs <= (int64_t{1} << 30) && depth >= 1 && depth <= 1024, "1 to 1024 drafts a sequence");
-  check.tensor("draft_ids", args.draft_ids, DType::kI32, {num_seqs, depth});
-  if (args.num_drafts.defined()) check.tensor("num_drafts", args.num_drafts, DType::kI32, {num_seqs});
-  check.tensor("sampled_ids", args.sampled_ids, DType::kI32, {num_seqs, depth + 1});
-  check.tensor("num_accepted", args.num_accepted, DType::kI32, {num_seqs});
-  check.tensor("next_ids", args.next_ids, DType::kI32, {num_seqs});
-  MOESAIC_RETURN_IF_ERROR(check.status());
-  if (num_seqs == 0) return absl::OkStatus();
-  constexpr int kSeqsPerBlock = 128;
-  const unsigned blocks = static_cast<unsigned>((num_seqs + kSeqsPerBlock - 1) / kSeqsPerBlock);
-  verify_drafts_kernel<<<blocks, kSeqsPerBlock, 0, stream>>>(
-      args.draft_ids.data<int32_t>(), args.num_drafts.data<int32_t>(), args.sampled_ids.data<int32_t>(),
-      static_cast<int>(num_seqs), static_cast<int>(depth), args.num_accepted.data<int32_t>(),
-      args.next_ids.data<int32_t>());
   MOESAIC_CUDA_CHECK(cudaGetLastError());
   return absl::OkStatus();
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/fused/fused_test_util.h"
+#include "kernels/cuda/fused/verify_drafts.h"
 
 namespace moesaic::cuda {
 namespace {
@@ -115,10 +116,12 @@ TEST_F(Sample, AgreesWithTheCpuOnManySmallRows) {
 TEST_F(Sample, AgreesWithTheCpuAtFullSize) {
   Rng rng(5);
   Batch batch{.vocab = 129280};
-  for (size_t i = 0; i < 2 * kCuts.size(); ++i) {
-    std::vector<float> logits = test::gaussians(rng, batch.vocab, i % 2 == 0 ? 1.0f : 4.0f);
+  // The narrowest: a cut falls among more than a thousand logits that lie close together.
+  const float scales[] = {0.05f, 1.0f, 4.0f};
+  for (size_t i = 0; i < 3 * kCuts.size(); ++i) {
+    std::vector<float> logits = test::gaussians(rng, batch.vocab, scales[i % 3]);
     for (float& v : logits) v = bf16_to_f32(f32_to_bf16(v));  // as the head gives them: ties everywhere
-    batch.add(logits, kCuts[i / 2], static_cast<int64_t>(rng.next_u64()), static_cast<int64_t>(i));
+    batch.add(logits, kCuts[i / 3], static_cast<int64_t>(rng.next_u64()), static_cast<int64_t>(i));
   }
   const std::vector<int32_t> ids = run(batch);
   expect_agreement(batch, ids);

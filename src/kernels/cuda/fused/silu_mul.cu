@@ -82,7 +82,7 @@ __device__ void silu_row(const Params& p, int64_t row, float* scales) {
 #pragma unroll
       for (int j = 0; j < kVec; ++j) g[j] = g[j] * approx_sigmoid(g[j]) * u[j];
       const float scale = scale_of(group_max(max_abs(g)));
-      const uint2 codes = quantize_vec(g, scale);
+      const uint2 codes = quantize_vec<false>(g, scale);
       if (at >= p.n) continue;
       *reinterpret_cast<uint2*>(p.q + row * p.n + at) = codes;
       if (threadIdx.x % kLanesPerGroup == 0) scales[at / kScaleGroup * p.scale_stride] = scale;
