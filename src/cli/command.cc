@@ -47,10 +47,11 @@ int run_command(const Command& command, const std::vector<std::string>& args) {
 }  // namespace
 
 std::vector<Command> all_commands() {
-  std::vector<Command> commands = {serve_command(),          generate_command(),    eval_command(),
-                                   tokenize_command(),       inspect_command(),     bench_ops_command(),
-                                   bench_generate_command(), bench_sched_command(), bench_experts_command(),
-                                   bench_serve_command(),    bench_steps_command(), simulate_command()};
+  std::vector<Command> commands = {serve_command(),         generate_command(),       eval_command(),
+                                   tokenize_command(),      inspect_command(),        bench_ops_command(),
+                                   bench_kernels_command(), bench_generate_command(), bench_sched_command(),
+                                   bench_experts_command(), bench_serve_command(),    bench_steps_command(),
+                                   simulate_command()};
   for (const Command& command : plan_commands()) commands.push_back(command);
   return commands;
 }

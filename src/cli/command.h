@@ -48,6 +48,7 @@ Command eval_command();
 Command tokenize_command();
 Command inspect_command();
 Command bench_ops_command();
+Command bench_kernels_command();
 Command bench_generate_command();
 Command bench_sched_command();
 Command bench_experts_command();

@@ -35,7 +35,9 @@ struct KernelTable {
   std::vector<KernelRow> rows;
 };
 
-// One JSON object, one row a line, every field of every row.
+// One JSON object on one line, every field.
+std::string to_json(const KernelRow& row);
+// One JSON object, one row a line.
 std::string to_json(const KernelTable& table);
 
 struct KernelTableOptions {
@@ -43,7 +45,7 @@ struct KernelTableOptions {
   int num_threads = 1;  // CPU only
 };
 
-// Measures the operations of the backend that this program was built for: the CPU's here, the GPU's with MOESAIC_CUDA.
+// Measures the operations of the backend that this program was built for: the GPU's with MOESAIC_CUDA, else the CPU's.
 // `print` gets each figure as a line. Errors: no GPU that the kernels run on.
 absl::StatusOr<KernelTable> measure_kernel_table(const KernelTableOptions& options,
                                                  const std::function<void(const std::string& line)>& print);

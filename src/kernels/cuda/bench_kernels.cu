@@ -13,6 +13,20 @@ __global__ void spin_kernel(int64_t cycles) {
   }
 }
 
+__global__ void copy_kernel(uint4* to, const uint4* from, int64_t count) {
+  constexpr int kInFlight = 4;
+  const int64_t begin = int64_t{blockIdx.x} * blockDim.x * kInFlight + threadIdx.x;
+  uint4 values[kInFlight];
+#pragma unroll
+  for (int i = 0; i < kInFlight; ++i) {
+    if (begin + i * blockDim.x < count) values[i] = from[begin + i * blockDim.x];
+  }
+#pragma unroll
+  for (int i = 0; i < kInFlight; ++i) {
+    if (begin + i * blockDim.x < count) to[begin + i * blockDim.x] = values[i];
+  }
+}
+
 // SplitMix64 of (seed, i), the generator of base/rng.h.
 __device__ float uniform(uint64_t seed, int64_t i, float scale) {
   uint64_t z = seed + (static_cast<uint64_t>(i) + 1) * 0x9e3779b97f4a7c15ull;
@@ -41,6 +55,14 @@ void fill(cudaStream_t stream, T* data, int64_t count, float scale, uint64_t see
 
 void spin(cudaStream_t stream, int64_t cycles) {
   spin_kernel<<<1, 1, 0, stream>>>(cycles);
+  MOESAIC_CUDA_CHECK(cudaGetLastError());
+}
+
+void copy_by_kernel(cudaStream_t stream, void* to, const void* from, int64_t num_bytes) {
+  constexpr int kThreads = 256;
+  const int64_t count = num_bytes / 16, blocks = (count + kThreads * 4 - 1) / (kThreads * 4);
+  copy_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(static_cast<uint4*>(to),
+                                                                      static_cast<const uint4*>(from), count);
   MOESAIC_CUDA_CHECK(cudaGetLastError());
 }
 

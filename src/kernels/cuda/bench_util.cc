@@ -24,10 +24,6 @@ double nominal_tflops(const std::string& dtype) {
   return 67.0;
 }
 
-double rounded(double value, double unit) {
-  return std::round(value / unit) * unit;
-}
-
 std::string fixed(double value, int digits) {
   char text[64];
   std::snprintf(text, sizeof text, "%.*f", digits, value);
@@ -96,25 +92,30 @@ double KernelBench::time_us(const Launch& launch) {
 }
 
 double KernelBench::copy_us(double bytes) {
-  const int64_t half = static_cast<int64_t>(bytes / 2);
+  const int64_t half = (static_cast<int64_t>(bytes / 2) + 15) / 16 * 16;
   absl::StatusOr<DeviceBuffer> from = DeviceBuffer::make(half), to = DeviceBuffer::make(half);
   MOESAIC_CHECK(from.ok() && to.ok());
   from->fill(1);
-  return time_us([&](cudaStream_t stream) {
+  const double by_library = time_us([&](cudaStream_t stream) {
     MOESAIC_CUDA_CHECK(cudaMemcpyAsync(to->data(), from->data(), half, cudaMemcpyDeviceToDevice, stream));
   });
+  const double by_kernel =
+      time_us([&](cudaStream_t stream) { copy_by_kernel(stream, to->data(), from->data(), half); });
+  return std::min(by_library, by_kernel);
 }
 
 double KernelBench::measure(KernelRow row, const KernelWork& work, const Launch& launch) {
   const double us = time_us(launch);
-  row.us = rounded(us, 1e-3);
+  row.us = std::round(us * 1000.0) / 1000.0;
   const double least_us = std::max(work.bytes / copy_gb_s_ * 1e-3, work.flops / nominal_tflops(row.dtype) * 1e-6);
   std::string line = str_cat("{\"op\": \"", row.op, "\"");
   if (!work.variant.empty()) line += str_cat(", \"variant\": \"", work.variant, "\"");
   line += str_cat(shape_fields(row), ", \"dtype\": \"", row.dtype, "\", \"us\": ", fixed(us, 2));
   if (work.bytes > 0) line += str_cat(", \"gb_s\": ", fixed(work.bytes / us * 1e-3, 0));
   if (work.flops > 0) line += str_cat(", \"tflops\": ", fixed(work.flops / us * 1e-6, 1));
-  print_(str_cat(line, ", \"percent_of_roofline\": ", fixed(100 * least_us / us, 1), "}"));
+  line += str_cat(", \"percent_of_roofline\": ", fixed(100 * least_us / us, 1));
+  if (work.flops == 0) line += str_cat(", \"percent_of_copy\": ", fixed(100 * copy_us(work.bytes) / us, 1));
+  print_(line + "}");
   if (work.variant.empty()) rows_.push_back(std::move(row));
   return us;
 }

@@ -43,12 +43,13 @@ class KernelBench {
   double time_us(const Launch& launch);
 
   // time_us, one printed line, one row of the table (rows with a variant stay out of it).
-  //   {"op", shape fields that are not 0, "dtype", "us", "gb_s", "tflops", "percent_of_roofline"}
-  // The roofline is the larger of bytes over measured copy bandwidth and flops over the data type's nominal rate.
+  //   {"op", shape fields that are not 0, "dtype", "us", "gb_s", "tflops", "percent_of_roofline", "percent_of_copy"}
+  // The roofline is the larger of bytes over measured copy bandwidth and flops over the data type's nominal rate; where
+  // there are no flops, percent_of_copy sets a copy of the same bytes, launch latency included, against the time.
   double measure(KernelRow row, const KernelWork& work, const Launch& launch);
 
-  // A device-to-device copy that reads and writes `bytes` in all, timed in the same way: what a launch of this size can
-  // reach at best.
+  // A device-to-device copy that reads and writes `bytes` in all, timed in the same way, the better of cudaMemcpyAsync
+  // and a kernel: what a launch of this size can reach.
   double copy_us(double bytes);
 
   const DeviceInfo& device() const { return device_; }
@@ -57,12 +58,14 @@ class KernelBench {
   std::string clocks() const;
   const std::vector<KernelRow>& rows() const { return rows_; }
 
-  // Uninitialised memory that lives as long as the bench; CHECK on failure.
+  // Uninitialised memory that lives until release(); CHECK on failure.
   Tensor alloc(DType dtype, Shape shape);
   // The same, filled: bf16, f32 and e4m3 with uniform values in [-scale, scale] (e4m3: scale <= 448).
   Tensor alloc_random(DType dtype, Shape shape, float scale = 1.0f);
   // Copies of host values.
   Tensor alloc_i32(const std::vector<int32_t>& values);
+  // Frees all of it.
+  void release() { buffers_.clear(); }
 
  private:
   KernelBench(DeviceInfo device, Print print);

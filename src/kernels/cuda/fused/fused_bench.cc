@@ -1,0 +1,211 @@
+// The bytes that each operation must move are each input read once and each output written once.
+#include "kernels/cuda/fused/fused_bench.h"
+
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "kernels/cuda/fused/combine.h"
+#include "kernels/cuda/fused/gate.h"
+#include "kernels/cuda/fused/quantize.h"
+#include "kernels/cuda/fused/rms_norm.h"
+#include "kernels/cuda/fused/rope_append.h"
+#include "kernels/cuda/fused/sample.h"
+#include "kernels/cuda/fused/silu_mul.h"
+#include "kernels/cuda/scales.h"
+#include "tensor/cuda/cuda_error.h"
+
+namespace moesaic::cuda {
+namespace {
+
+constexpr int64_t kHidden = 7168, kExperts = 256, kInter = 2048;
+
+void must(const absl::Status& status) {
+  if (!status.ok()) internal::check_failed(__FILE__, __LINE__, "launch", std::string(status.message()));
+}
+
+struct QuantizedOut {
+  Tensor q, scales;
+  QuantizedOut(KernelBench& bench, int64_t m, int64_t k)
+      : q(bench.alloc(DType::kE4M3, {m, k})),
+        scales(bench.alloc(DType::kF32, {k / kScaleGroup, scale_row_stride(m)})) {}
+  static double bytes(int64_t m, int64_t k) { return static_cast<double>(m * k) * (1.0 + 4.0 / kScaleGroup); }
+};
+
+void bench_norm(KernelBench& bench, int64_t m) {
+  const Tensor x = bench.alloc_random(DType::kBF16, {m, kHidden}), r = bench.alloc_random(DType::kBF16, {m, kHidden});
+  const Tensor w = bench.alloc_random(DType::kBF16, {kHidden}), y = bench.alloc(DType::kBF16, {m, kHidden});
+  const QuantizedOut out(bench, m, kHidden);
+  const double row_bytes = 2.0 * static_cast<double>(m * kHidden), q_bytes = QuantizedOut::bytes(m, kHidden);
+  const KernelRow row{.m = m, .n = kHidden, .dtype = "bf16"};
+  const auto named = [&](const char* op) {
+    KernelRow copy = row;
+    copy.op = op;
+    return copy;
+  };
+  const RmsNormArgs args{.x = x, .weight = w, .eps = 1e-6f};
+  bench.measure(named("rms_norm"), {.bytes = 2 * row_bytes}, [&](cudaStream_t stream) {
+    RmsNormArgs a = args;
+    a.y = y;
+    must(rms_norm(stream, a));
+  });
+  bench.measure(named("rms_norm_quantize"), {.bytes = row_bytes + q_bytes}, [&](cudaStream_t stream) {
+    RmsNormArgs a = args;
+    a.q = out.q, a.scales = out.scales;
+    must(rms_norm(stream, a));
+  });
+  bench.measure(named("rms_norm_residual_quantize"), {.bytes = 3 * row_bytes + q_bytes}, [&](cudaStream_t stream) {
+    RmsNormArgs a = args;
+    a.residual = r, a.q = out.q, a.scales = out.scales;
+    must(rms_norm(stream, a));
+  });
+  bench.measure(named("quantize"), {.bytes = row_bytes + q_bytes},
+                [&](cudaStream_t stream) { must(quantize_fp8(stream, {.x = x, .q = out.q, .scales = out.scales})); });
+}
+
+void bench_silu(KernelBench& bench, int64_t tokens) {
+  const KernelRow row{.op = "silu_mul_quantize", .m = tokens, .n = kInter, .dtype = "bf16"};
+  const double bytes = 4.0 * static_cast<double>(tokens * kInter) + QuantizedOut::bytes(tokens, kInter);
+  const Tensor all = bench.alloc_random(DType::kBF16, {tokens, 2 * kInter});
+  const QuantizedOut out(bench, tokens, kInter);
+  bench.measure(row, {.bytes = bytes}, [&](cudaStream_t stream) {
+    must(silu_mul_quantize(stream, {.gate_up = all, .q = out.q, .scales = out.scales}));
+  });
+  // 32 experts with equal shares of the rows; four times the room.
+  constexpr int64_t kGroups = 32;
+  const int64_t share = tokens / kGroups, room = 4 * share;
+  KernelRow masked_row = row;
+  masked_row.op = "silu_mul_quantize_masked", masked_row.groups = kGroups;
+  const Tensor masked = bench.alloc_random(DType::kBF16, {kGroups * room, 2 * kInter});
+  const Tensor q = bench.alloc(DType::kE4M3, {kGroups * room, kInter});
+  const Tensor scales = bench.alloc(DType::kF32, {kGroups, kInter / kScaleGroup, scale_row_stride(room)});
+  const Tensor counts = bench.alloc_i32(std::vector<int32_t>(kGroups, static_cast<int32_t>(share)));
+  bench.measure(masked_row, {.bytes = bytes}, [&](cudaStream_t stream) {
+    must(silu_mul_quantize(stream, {.gate_up = masked, .group_rows = counts, .q = q, .scales = scales}));
+  });
+}
+
+void bench_gate(KernelBench& bench, int64_t m) {
+  constexpr int64_t kTopk = 8;
+  const Tensor logits = bench.alloc_random(DType::kF32, {m, kExperts}, 3.0f);
+  const Tensor bias = bench.alloc_random(DType::kF32, {kExperts}, 0.1f);
+  const Tensor ids = bench.alloc(DType::kI32, {m, kTopk}), weights = bench.alloc(DType::kF32, {m, kTopk});
+  const Tensor counts = bench.alloc_i32(std::vector<int32_t>(kExperts, 0));
+  const double bytes = 4.0 * static_cast<double>(m * (kExperts + 2 * kTopk));
+  bench.measure({.op = "gate", .m = m, .n = kExperts, .k = kTopk, .dtype = "f32"}, {.bytes = bytes},
+                [&](cudaStream_t stream) {
+                  must(gate(stream, {.logits = logits,
+                                     .bias = bias,
+                                     .scoring_func = ScoringFunc::kSigmoid,
+                                     .topk_method = TopkMethod::kNoauxTc,
+                                     .n_group = 8,
+                                     .topk_group = 4,
+                                     .norm_topk_prob = true,
+                                     .routed_scaling_factor = 2.5f,
+                                     .topk_ids = ids,
+                                     .topk_weights = weights,
+                                     .expert_counts = counts}));
+                });
+}
+
+void bench_rope_append(KernelBench& bench, int64_t m, DType dtype) {
+  constexpr int64_t kHeads = 128, kLora = 512, kRope = 64, kQuery = 192, kPositions = 4096;
+  const int64_t columns = dtype == DType::kBF16 ? kLora + kRope : kLora + kLora / 32 + 2 * kRope;
+  const Tensor kv = bench.alloc_random(DType::kBF16, {m, kLora + kRope});
+  const Tensor q = bench.alloc_random(DType::kBF16, {m, kHeads, kQuery});
+  const Tensor q_out = bench.alloc(DType::kBF16, {m, kHeads, kLora + kRope});
+  const Tensor table = bench.alloc_random(DType::kF32, {kPositions, kRope});
+  const Tensor norm_weight = bench.alloc_random(DType::kBF16, {kLora}), rows = bench.alloc(dtype, {m, columns});
+  std::vector<int32_t> order(m);
+  for (int64_t i = 0; i < m; ++i) order[i] = static_cast<int32_t>(m - 1 - i) % kPositions;
+  const Tensor slots = bench.alloc_i32(order);
+  const double row_bytes = static_cast<double>(columns * dtype_bytes(dtype));
+  const double bytes =
+      static_cast<double>(m) * (2.0 * (kLora + kRope) + row_bytes + 4.0 * kHeads * kRope + 4.0 * kRope);
+  bench.measure({.op = "rope_append", .m = m, .heads = kHeads, .dtype = std::string(dtype_name(dtype))},
+                {.bytes = bytes}, [&](cudaStream_t stream) {
+                  must(rope_append(stream, {.kv = kv,
+                                            .norm_weight = norm_weight,
+                                            .eps = 1e-6f,
+                                            .q = q,
+                                            .q_out = q_out,
+                                            .table = table,
+                                            .positions = slots,
+                                            .slots = slots,
+                                            .rows = rows}));
+                });
+}
+
+void bench_combine(KernelBench& bench, int64_t m) {
+  constexpr int64_t kTopk = 8;
+  const Tensor x = bench.alloc_random(DType::kBF16, {m * kTopk, kHidden});
+  const Tensor weights = bench.alloc_random(DType::kF32, {m, kTopk});
+  const Tensor base = bench.alloc_random(DType::kBF16, {m, kHidden}), y = bench.alloc(DType::kBF16, {m, kHidden});
+  Rng rng(1);
+  std::vector<int32_t> order(m * kTopk);
+  for (size_t i = 0; i < order.size(); ++i) {
+    const size_t other = rng.below(i + 1);
+    order[i] = order[other], order[other] = static_cast<int32_t>(i);
+  }
+  Tensor ids = bench.alloc_i32(order);
+  ids = Tensor(ids.raw(), DType::kI32, {m, kTopk});
+  bench.measure({.op = "combine", .m = m, .n = kHidden, .k = kTopk, .dtype = "bf16"},
+                {.bytes = 2.0 * static_cast<double>(m * kHidden) * (kTopk + 2)}, [&](cudaStream_t stream) {
+                  must(combine(stream, {.x = x, .row_ids = ids, .weights = weights, .base = base, .y = y}));
+                });
+  const Tensor some = Tensor(ids.raw(), DType::kI32, {m});
+  bench.measure({.op = "embedding", .m = m, .n = kHidden, .dtype = "bf16"},
+                {.bytes = 4.0 * static_cast<double>(m * kHidden)},
+                [&](cudaStream_t stream) { must(embedding(stream, {.table = x, .ids = some, .y = y})); });
+}
+
+void bench_sample(KernelBench& bench, int64_t m) {
+  constexpr int64_t kVocab = 129280;
+  const Tensor logits = bench.alloc_random(DType::kF32, {m, kVocab}, 12.0f);
+  const auto filled = [&](float value) {
+    const Tensor tensor = bench.alloc(DType::kF32, {m});
+    const std::vector<float> values(m, value);
+    MOESAIC_CUDA_CHECK(cudaMemcpy(tensor.raw(), values.data(), m * 4, cudaMemcpyHostToDevice));
+    return tensor;
+  };
+  const Tensor zeros = bench.alloc_i32(std::vector<int32_t>(m, 0)),
+               fifty = bench.alloc_i32(std::vector<int32_t>(m, 50));
+  const Tensor ids = bench.alloc(DType::kI32, {m});
+  Tensor seeds = bench.alloc_i32(std::vector<int32_t>(2 * m, 7));
+  seeds = Tensor(seeds.raw(), DType::kI64, {m});
+  const Tensor zero = filled(0.0f), one = filled(1.0f), most = filled(0.95f);
+  const auto time = [&](const char* op, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p) {
+    bench.measure({.op = op, .m = m, .n = kVocab, .dtype = "f32"}, {.bytes = 4.0 * static_cast<double>(m * kVocab)},
+                  [&](cudaStream_t stream) {
+                    must(sample(stream, {.logits = logits,
+                                         .temperature = temperature,
+                                         .top_k = top_k,
+                                         .top_p = top_p,
+                                         .min_p = zero,
+                                         .seeds = seeds,
+                                         .positions = seeds,
+                                         .ids = ids}));
+                  });
+  };
+  time("sample_greedy", zero, zeros, one);
+  time("sample_all", one, zeros, one);
+  time("sample_top_p", one, zeros, most);
+  time("sample_top_k_top_p", one, fifty, most);
+}
+
+}  // namespace
+
+absl::Status bench_fused(KernelBench& bench) {
+  for (const int64_t m : {4096, 1, 16, 128, 1024, 32768}) {
+    if (m <= 4096) bench_norm(bench, m);
+    if (m >= 32) bench_silu(bench, m);
+    bench_gate(bench, m);
+    if (m <= 4096) bench_rope_append(bench, m, DType::kBF16), bench_rope_append(bench, m, DType::kE4M3);
+    if (m <= 4096) bench_combine(bench, m);
+    if (m <= 128) bench_sample(bench, m);
+    bench.release();
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moesaic::cuda

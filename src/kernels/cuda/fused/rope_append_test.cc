@@ -1,0 +1,139 @@
+// Rotation and the cache row, byte for byte what the CPU's rope_inplace and append_latent write.
+#include "kernels/cuda/fused/rope_append.h"
+
+#include <numeric>
+
+#include "kernels/cuda/fused/fused_test_util.h"
+
+namespace moesaic::cuda {
+namespace {
+
+using test::DeviceTensor;
+
+struct AppendCase {
+  DType dtype;
+  int64_t lora, rope, heads, head_dim, out_dim;  // out_dim 0: in place
+  bool norm;
+};
+
+constexpr int64_t kTokens = 9, kSlots = 40, kMaxPositions = 100;
+
+class RopeAppend : public test::CudaTest, public testing::WithParamInterface<AppendCase> {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    const AppendCase c = GetParam();
+    Rng rng(21);
+    stride_ = c.lora + c.rope + 8;
+    kv_ = test::bf16_values(rng, kTokens * stride_, 2.0f);
+    std::fill_n(kv_.begin() + 3 * stride_, c.lora + c.rope, test::kNan);  // padding tokens: 3 and 7
+    q_ = test::bf16_values(rng, kTokens * c.heads * c.head_dim);
+    weight_ = test::bf16_values(rng, c.lora);
+    table_.resize(kMaxPositions * c.rope);
+    rope_table({.dim = c.rope, .theta = 10000.0, .factor = 40.0, .original_max_position_embeddings = 4096},
+               test::f32_view(table_, {kMaxPositions, c.rope}));
+    for (int64_t t = 0; t < kTokens; ++t) {
+      positions_.push_back(static_cast<int32_t>(rng.below(kMaxPositions)));
+      slots_.push_back(static_cast<int32_t>((t * 11 + 5) % kSlots));
+    }
+    slots_[3] = -1;
+    positions_[7] = kMaxPositions;
+  }
+  static bool is_padding(int64_t t) { return t == 3 || t == 7; }
+
+  // What the CPU appends for token t, from f32.
+  std::vector<float> latent_row(int64_t t) {
+    const AppendCase c = GetParam();
+    std::vector<float> row(kv_.begin() + t * stride_, kv_.begin() + t * stride_ + c.lora + c.rope);
+    if (c.norm) {
+      double squares = 0.0;
+      for (int64_t i = 0; i < c.lora; ++i) squares += double{row[i]} * row[i];
+      const double factor = 1.0 / std::sqrt(squares / static_cast<double>(c.lora) + 1e-6);
+      for (int64_t i = 0; i < c.lora; ++i) row[i] = static_cast<float>(row[i] * factor * weight_[i]);
+    }
+    rope(row, t, 1, c.lora + c.rope);
+    return row;
+  }
+  void rope(std::vector<float>& x, int64_t t, int64_t heads, int64_t dim) {
+    test::CpuStream cpu;
+    rope_inplace(cpu.stream, {.x = test::f32_view(x, {1, heads, dim}),
+                              .table = test::f32_view(table_, {kMaxPositions, GetParam().rope}),
+                              .positions = {&positions_[t], 1}});
+  }
+
+  int64_t stride_ = 0;
+  std::vector<float> kv_, q_, weight_, table_;
+  std::vector<int32_t> positions_, slots_;
+};
+
+TEST_P(RopeAppend, WritesTheCpusBytes) {
+  if (IsSkipped()) return;
+  const AppendCase c = GetParam();
+  const int64_t columns = latent_row_elements(c.dtype, c.lora, c.rope), row_bytes = columns * dtype_bytes(c.dtype);
+  const DeviceTensor kv = test::upload(DType::kBF16, {kTokens, stride_}, test::to_bf16(kv_));
+  const DeviceTensor weight = test::upload(DType::kBF16, {c.lora}, test::to_bf16(weight_));
+  const DeviceTensor q = test::upload(DType::kBF16, {kTokens, c.heads, c.head_dim}, test::to_bf16(q_));
+  const DeviceTensor q_out = test::poisoned(DType::kBF16, {kTokens, c.heads, std::max<int64_t>(1, c.out_dim)});
+  const DeviceTensor table = test::upload(DType::kF32, {kMaxPositions, c.rope}, table_);
+  const DeviceTensor positions = test::upload(DType::kI32, {kTokens}, positions_);
+  const DeviceTensor slots = test::upload(DType::kI32, {kTokens}, slots_);
+  const DeviceTensor rows = test::poisoned(c.dtype, {kSlots, columns});
+  const absl::Status status =
+      rope_append(stream(), {.kv = Tensor::strided(kv.tensor.raw(), DType::kBF16, kTokens, c.lora + c.rope, stride_),
+                             .norm_weight = c.norm ? weight.tensor : Tensor(),
+                             .eps = 1e-6f,
+                             .q = q,
+                             .q_out = c.out_dim > 0 ? q_out.tensor : Tensor(),
+                             .table = table,
+                             .positions = positions,
+                             .slots = slots,
+                             .rows = rows});
+  ASSERT_TRUE(status.ok()) << status.message();
+
+  std::vector<uint8_t> want(kSlots * row_bytes, 0xff);
+  test::CpuStream cpu;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    if (is_padding(t)) continue;
+    std::vector<float> row = latent_row(t);
+    const LatentCache cache{.rows = {want.data(), c.dtype, {kSlots, columns}},
+                            .block_tokens = 8,
+                            .kv_lora_rank = c.lora,
+                            .rope_dim = c.rope};
+    append_latent(cpu.stream, cache, test::f32_view(row, {1, c.lora + c.rope}), {&slots_[t], 1});
+  }
+  const Tensor bytes(rows.tensor.raw(), DType::kU8, {kSlots * row_bytes});
+  const std::vector<uint8_t> got = test::download<uint8_t>(bytes);
+  if (!c.norm) {
+    EXPECT_EQ(got, want);
+  } else {  // the sum of squares differs in its last bits
+    int64_t different = 0;
+    for (size_t i = 0; i < got.size(); ++i) different += got[i] != want[i];
+    EXPECT_LE(different, static_cast<int64_t>(got.size()) / 100);
+  }
+
+  const std::vector<uint16_t> before = test::to_bf16(q_);
+  std::vector<uint16_t> want_q = c.out_dim > 0 ? std::vector<uint16_t>(kTokens * c.heads * c.out_dim, 0xffff) : before;
+  const int64_t width = c.out_dim > 0 ? c.out_dim : c.head_dim;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    if (is_padding(t)) continue;
+    std::vector<float> turned(q_.begin() + t * c.heads * c.head_dim, q_.begin() + (t + 1) * c.heads * c.head_dim);
+    rope(turned, t, c.heads, c.head_dim);
+    for (int64_t h = 0; h < c.heads; ++h) {
+      for (int64_t i = 1; i <= c.rope; ++i) {
+        want_q[(t * c.heads + h + 1) * width - i] = f32_to_bf16(turned[(h + 1) * c.head_dim - i]);
+      }
+    }
+  }
+  EXPECT_EQ(test::download<uint16_t>(c.out_dim > 0 ? q_out.tensor : q.tensor), want_q);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, RopeAppend,
+                         testing::Values(AppendCase{DType::kBF16, 512, 64, 128, 192, 0, false},
+                                         AppendCase{DType::kE4M3, 512, 64, 128, 192, 576, false},
+                                         AppendCase{DType::kE4M3, 512, 64, 16, 192, 576, true},
+                                         AppendCase{DType::kBF16, 512, 64, 3, 192, 0, true},
+                                         AppendCase{DType::kBF16, 128, 8, 5, 24, 40, false},
+                                         AppendCase{DType::kE4M3, 1024, 128, 1, 128, 0, false}));
+
+}  // namespace
+}  // namespace moesaic::cuda

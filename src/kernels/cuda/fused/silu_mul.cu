@@ -1,0 +1,154 @@
+// A grid of bounded size: each block adds up the groups' counts in shared memory, then takes every gridDim-th of the
+// rows that hold a token. A few rows a block, several times more blocks than fit at once: their loads overlap with
+// others' arithmetic, and the last ones end together.
+#include <algorithm>
+
+#include "kernels/cuda/fused/args_check.h"
+#include "kernels/cuda/fused/silu_mul.h"
+#include "kernels/cuda/fused/vec.cuh"
+#include "tensor/cuda/cuda_error.h"
+
+namespace moesaic::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kVecs = 2;  // of gate and of up, a thread
+constexpr int kResidentBlocks = 12;
+constexpr int kBlocksPerSm = 64;
+constexpr int kMaxGroups = 1024;
+
+struct Params {
+  const Bf16* gate_up;
+  int n;
+  const int32_t* group_begin;  // nullptr: masked
+  const int32_t* group_rows;   // nullptr: all rows
+  int num_groups;
+  int64_t rows;
+  int64_t rows_per_group;  // masked
+  uint8_t* q;
+  float* scales;
+  int64_t scale_stride;
+};
+
+// ends[g] = rows of groups 0 .. g. All threads call it; the first warp works.
+__device__ void add_up(const int32_t* rows, int count, int32_t* ends) {
+  if (threadIdx.x < 32) {
+    int32_t before = 0;
+    for (int begin = 0; begin < count; begin += 32) {
+      const int g = begin + threadIdx.x;
+      int32_t sum = g < count ? rows[g] : 0;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int32_t other = __shfl_up_sync(kAllLanes, sum, step);
+        if (static_cast<int>(threadIdx.x) >= step) sum += other;
+      }
+      if (g < count) ends[g] = before + sum;
+      before += __shfl_sync(kAllLanes, sum, 31);
+    }
+  }
+  __syncthreads();
+}
+
+// The group that holds row i of all groups' rows: the first with ends[g] > i.
+__device__ int find_group(const int32_t* ends, int count, int64_t i) {
+  int low = 0;
+  for (int high = count - 1; low < high;) {
+    const int middle = (low + high) / 2;
+    if (ends[middle] > i) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+// One row, its scales starting at `scales`.
+__device__ void silu_row(const Params& p, int64_t row, float* scales) {
+  const Bf16* gate = p.gate_up + row * 2 * p.n;
+  for (int begin = 0; begin < p.n; begin += kThreads * kVec * kVecs) {
+    uint4 gate_vecs[kVecs], up_vecs[kVecs];
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      const int at = begin + (i * kThreads + threadIdx.x) * kVec;
+      gate_vecs[i] = at < p.n ? stream_vec(gate + at) : uint4{};
+      up_vecs[i] = at < p.n ? stream_vec(gate + p.n + at) : uint4{};
+    }
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      const int at = begin + (i * kThreads + threadIdx.x) * kVec;
+      float g[kVec], u[kVec];
+      unpack(gate_vecs[i], g), unpack(up_vecs[i], u);
+#pragma unroll
+      for (int j = 0; j < kVec; ++j) g[j] = g[j] * approx_sigmoid(g[j]) * u[j];
+      const float scale = scale_of(group_max(max_abs(g)));
+      const uint2 codes = quantize_vec<false>(g, scale);
+      if (at >= p.n) continue;
+      *reinterpret_cast<uint2*>(p.q + row * p.n + at) = codes;
+      if (threadIdx.x % kLanesPerGroup == 0) scales[at / kScaleGroup * p.scale_stride] = scale;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, kResidentBlocks) silu_mul_kernel(const Params p) {
+  __shared__ int32_t ends[kMaxGroups];
+  if (p.group_rows != nullptr) add_up(p.group_rows, p.num_groups, ends);
+  const int64_t total = p.group_rows == nullptr ? p.rows : ends[p.num_groups - 1];
+  for (int64_t i = blockIdx.x; i < total; i += gridDim.x) {
+    if (p.group_rows == nullptr) {
+      silu_row(p, i, p.scales + i);
+      continue;
+    }
+    const int g = find_group(ends, p.num_groups, i);
+    const int64_t in_group = i - (g == 0 ? 0 : ends[g - 1]);
+    if (p.group_begin != nullptr) {
+      const int64_t row = p.group_begin[g] + in_group;
+      silu_row(p, row, p.scales + row);
+    } else {
+      silu_row(p, g * p.rows_per_group + in_group, p.scales + g * (p.n / kScaleGroup) * p.scale_stride + in_group);
+    }
+  }
+}
+
+}  // namespace
+
+absl::Status silu_mul_quantize(cudaStream_t stream, const SiluMulQuantizeArgs& args) {
+  const int64_t rows = args.q.dim(0), n = args.q.dim(1);
+  const bool grouped = args.group_rows.defined(), masked = grouped && !args.group_begin.defined();
+  const int64_t num_groups = grouped ? args.group_rows.dim(0) : 1;
+  ArgsCheck check("silu_mul_quantize");
+  check.require(n > 0 && n % kScaleGroup == 0 && n <= (int64_t{1} << 24), "channels divisible by 128");
+  check.require(num_groups >= 1 && num_groups <= kMaxGroups, "1 to 1024 groups");
+  check.require(!masked || rows % num_groups == 0, "rows divisible by the number of groups");
+  MOESAIC_RETURN_IF_ERROR(check.status());
+  const int64_t scale_rows = masked ? rows / num_groups : rows;
+  check.tensor("gate_up", args.gate_up, DType::kBF16, {rows, 2 * n}).tensor("q", args.q, DType::kE4M3, {rows, n});
+  if (grouped) check.tensor("group_rows", args.group_rows, DType::kI32, {num_groups});
+  if (args.group_begin.defined()) check.tensor("group_begin", args.group_begin, DType::kI32, {num_groups});
+  if (masked) {
+    check.tensor("scales", args.scales, DType::kF32, {num_groups, n / kScaleGroup, scale_row_stride(scale_rows)});
+  } else {
+    check.tensor("scales", args.scales, DType::kF32, {n / kScaleGroup, scale_row_stride(scale_rows)});
+  }
+  MOESAIC_RETURN_IF_ERROR(check.status());
+  if (rows == 0) return absl::OkStatus();
+  int device = 0, num_sms = 0;
+  MOESAIC_CUDA_CHECK(cudaGetDevice(&device));
+  MOESAIC_CUDA_CHECK(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device));
+  const Params p{.gate_up = args.gate_up.data<Bf16>(),
+                 .n = static_cast<int>(n),
+                 .group_begin = args.group_begin.data<int32_t>(),
+                 .group_rows = args.group_rows.data<int32_t>(),
+                 .num_groups = static_cast<int>(num_groups),
+                 .rows = rows,
+                 .rows_per_group = scale_rows,
+                 .q = args.q.data<uint8_t>(),
+                 .scales = args.scales.data<float>(),
+                 .scale_stride = scale_row_stride(scale_rows)};
+  const int64_t blocks = std::min<int64_t>(rows, int64_t{num_sms} * kBlocksPerSm);
+  silu_mul_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);
+  MOESAIC_CUDA_CHECK(cudaGetLastError());
+  return absl::OkStatus();
+}
+
+}  // namespace moesaic::cuda

@@ -1,0 +1,111 @@
+// SiLU and quantisation: every layout, groups of 0 and odd sizes, padding full of NaN.
+#include "kernels/cuda/fused/silu_mul.h"
+
+#include <numeric>
+
+#include "kernels/cuda/fused/fused_test_util.h"
+
+namespace moesaic::cuda {
+namespace {
+
+using test::DeviceTensor;
+
+enum class Layout { kAll, kContiguous, kMasked };
+
+struct SiluCase {
+  Layout layout;
+  int64_t n;
+  int64_t max_rows;  // of a group
+  std::vector<int32_t> group_rows;
+};
+
+class SiluMul : public test::CudaTest, public testing::WithParamInterface<SiluCase> {};
+
+// Where the rows of group g begin, and how many rows there are in all.
+std::vector<int32_t> begins(const SiluCase& c, int64_t* total) {
+  std::vector<int32_t> result;
+  int64_t next = 0;
+  for (const int32_t rows : c.group_rows) {
+    result.push_back(static_cast<int32_t>(next));
+    next += c.layout == Layout::kMasked ? c.max_rows : c.layout == Layout::kAll ? rows : (rows + 127) / 128 * 128;
+  }
+  *total = next;
+  return result;
+}
+
+TEST_P(SiluMul, MatchesDoubleAndLeavesPaddingAlone) {
+  const SiluCase& c = GetParam();
+  Rng rng(3);
+  int64_t rows = 0;
+  const std::vector<int32_t> begin = begins(c, &rows);
+  std::vector<float> gate_up(rows * 2 * c.n, test::kNan);
+  std::vector<bool> is_token(rows);
+  for (size_t g = 0; g < begin.size(); ++g) {
+    const std::vector<float> values = test::bf16_values(rng, c.group_rows[g] * 2 * c.n, 3.0f);
+    std::copy(values.begin(), values.end(), gate_up.begin() + begin[g] * 2 * c.n);
+    std::fill_n(is_token.begin() + begin[g], c.group_rows[g], true);
+  }
+  const int64_t groups = static_cast<int64_t>(begin.size());
+  const bool masked = c.layout == Layout::kMasked;
+  const int64_t scale_rows = masked ? c.max_rows : rows, stride = scale_row_stride(scale_rows);
+  const DeviceTensor in = test::upload(DType::kBF16, {rows, 2 * c.n}, test::to_bf16(gate_up));
+  const DeviceTensor group_begin = test::upload(DType::kI32, {groups}, begin);
+  const DeviceTensor group_rows = test::upload(DType::kI32, {groups}, c.group_rows);
+  const DeviceTensor q = test::poisoned(DType::kE4M3, {rows, c.n});
+  const Shape scale_shape = masked ? Shape{groups, c.n / kScaleGroup, stride} : Shape{c.n / kScaleGroup, stride};
+  const DeviceTensor scales = test::poisoned(DType::kF32, scale_shape);
+  const absl::Status status =
+      silu_mul_quantize(stream(), {.gate_up = in,
+                                   .group_begin = c.layout == Layout::kContiguous ? group_begin.tensor : Tensor(),
+                                   .group_rows = c.layout == Layout::kAll ? Tensor() : group_rows.tensor,
+                                   .q = q,
+                                   .scales = scales});
+  ASSERT_TRUE(status.ok()) << status.message();
+  const std::vector<uint8_t> codes = test::download<uint8_t>(q);
+  const std::vector<float> got_scales = test::download<float>(scales);
+  int64_t different = 0, tokens = 0, written = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    std::vector<float> want(c.n);
+    for (int64_t i = 0; i < c.n; ++i) {
+      const double gate = gate_up[row * 2 * c.n + i], up = gate_up[row * 2 * c.n + c.n + i];
+      want[i] = static_cast<float>(gate / (1.0 + std::exp(-gate)) * up);
+    }
+    const test::CpuQuantized expected(want, 1, c.n);
+    tokens += is_token[row];
+    for (int64_t i = 0; i < c.n; ++i) {
+      const int64_t in_group = masked ? row % c.max_rows : row, block = masked ? row / c.max_rows : 0;
+      const float scale = got_scales[(block * (c.n / kScaleGroup) + i / kScaleGroup) * stride + in_group];
+      const uint8_t code = codes[row * c.n + i];
+      if (!is_token[row]) {
+        ASSERT_EQ(code, 0xff) << "row " << row << " is padding";
+        ASSERT_TRUE(std::isnan(scale)) << "row " << row << " is padding";
+        continue;
+      }
+      ASSERT_NEAR(scale, expected.scales[i / kScaleGroup], expected.scales[i / kScaleGroup] * 2e-6f);
+      ASSERT_LE(std::abs(code - expected.q[i]), 1) << row << " " << i;
+      different += code != expected.q[i];
+    }
+  }
+  for (const float scale : got_scales) written += !std::isnan(scale);
+  EXPECT_EQ(written, tokens * (c.n / kScaleGroup));
+  EXPECT_LE(different, tokens * c.n / 500 + 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, SiluMul,
+                         testing::Values(SiluCase{Layout::kAll, 2048, 0, {37}}, SiluCase{Layout::kAll, 128, 0, {3}},
+                                         SiluCase{Layout::kContiguous, 256, 0, {0, 1, 7, 63, 64, 65, 128, 0, 300}},
+                                         SiluCase{Layout::kMasked, 384, 130, {0, 1, 7, 63, 64, 65, 128, 130, 0}},
+                                         SiluCase{Layout::kMasked, 2176, 3, {0, 0, 3}},
+                                         SiluCase{Layout::kMasked, 128, 8, {0, 0, 0}},
+                                         SiluCase{Layout::kContiguous, 128, 0, std::vector<int32_t>(300, 2)},
+                                         SiluCase{Layout::kMasked, 128, 40, std::vector<int32_t>(300, 11)}));
+
+TEST_F(SiluMul, RefusesTooManyGroups) {
+  const DeviceTensor in = test::poisoned(DType::kBF16, {1025, 256}), q = test::poisoned(DType::kE4M3, {1025, 128});
+  const DeviceTensor counts = test::poisoned(DType::kI32, {1025});
+  const absl::Status status = silu_mul_quantize(stream(), {.gate_up = in, .group_rows = counts, .q = q});
+  EXPECT_EQ(status.message(), "silu_mul_quantize: made for 1 to 1024 groups");
+}
+
+}  // namespace
+}  // namespace moesaic::cuda
