@@ -16,9 +16,9 @@ absl::Status to_status(cudaError_t error, std::string_view what);
 
 }  // namespace moesaic::cuda
 
-#define MOESAIC_CUDA_CHECK(expr)                                                                                  \
-  do {                                                                                                            \
-    if (const cudaError_t error_ = (expr); error_ != cudaSuccess) [[unlikely]]                                    \
-      ::moesaic::internal::check_failed(__FILE__, __LINE__, #expr,                                                \
+#define MOESAIC_CUDA_CHECK(expr)                                                                                    \
+  do {                                                                                                              \
+    if (const cudaError_t error_ = (expr); error_ != cudaSuccess) [[unlikely]]                                      \
+      ::moesaic::internal::check_failed(__FILE__, __LINE__, #expr,                                                  \
                                         std::string(cudaGetErrorName(error_)) + ": " + cudaGetErrorString(error_)); \
   } while (false)

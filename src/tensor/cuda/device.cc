@@ -7,7 +7,9 @@
 namespace moesaic::cuda {
 namespace {
 
-std::string version_text(int version) { return str_cat(version / 1000, ".", version % 1000 / 10); }
+std::string version_text(int version) {
+  return str_cat(version / 1000, ".", version % 1000 / 10);
+}
 
 absl::StatusOr<int> attribute(cudaDeviceAttr attr, int index) {
   int value = 0;

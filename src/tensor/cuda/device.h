@@ -20,7 +20,7 @@ struct DeviceInfo {
   int max_shared_bytes;  // dynamic shared memory that a block may ask for
   int sm_clock_khz;      // the highest; a running kernel may get less
   int memory_clock_khz;
-  int driver_version;   // 13000 = 13.0
+  int driver_version;  // 13000 = 13.0
   int runtime_version;
 };
 

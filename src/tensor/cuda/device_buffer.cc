@@ -14,8 +14,8 @@ absl::StatusOr<DeviceBuffer> DeviceBuffer::make(int64_t num_bytes) {
     static_cast<void>(cudaGetLastError());
     size_t free_bytes = 0, total_bytes = 0;
     static_cast<void>(cudaMemGetInfo(&free_bytes, &total_bytes));
-    return absl::ResourceExhaustedError(str_cat("device memory: asked for ", num_bytes, " bytes, ", free_bytes, " of ",
-                                                total_bytes, " are free"));
+    return absl::ResourceExhaustedError(
+        str_cat("device memory: asked for ", num_bytes, " bytes, ", free_bytes, " of ", total_bytes, " are free"));
   }
   MOESAIC_RETURN_IF_ERROR(to_status(cudaGetLastError(), "allocating device memory"));
   buffer.num_bytes_ = num_bytes;

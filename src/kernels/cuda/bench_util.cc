@@ -1,0 +1,154 @@
+#include "kernels/cuda/bench_util.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "kernels/cuda/bench_kernels.cuh"
+#include "tensor/cuda/cuda_error.h"
+
+namespace moesaic::cuda {
+namespace {
+
+constexpr int kWarmUp = 10;
+constexpr int kRuns = 30;
+constexpr int64_t kFlushBytes = int64_t{256} << 20;
+constexpr int64_t kCopyBytes = int64_t{1} << 30;
+constexpr int64_t kSpinCycles = 4'000'000;
+
+// Nominal dense rates of H100 and H200 (NVIDIA's data sheets), TFLOP/s.
+double nominal_tflops(const std::string& dtype) {
+  if (dtype == "e4m3") return 1979.0;
+  if (dtype == "bf16") return 989.0;
+  return 67.0;
+}
+
+double rounded(double value, double unit) {
+  return std::round(value / unit) * unit;
+}
+
+std::string fixed(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+std::string shape_fields(const KernelRow& row) {
+  std::string out;
+  const auto add = [&](const char* name, int64_t value) {
+    if (value != 0) out += str_cat(", \"", name, "\": ", value);
+  };
+  add("m", row.m), add("n", row.n), add("k", row.k), add("groups", row.groups);
+  add("batch", row.batch), add("heads", row.heads), add("q_len", row.q_len), add("kv_len", row.kv_len);
+  return out;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<KernelBench>> KernelBench::open(int device_index, Print print) {
+  MOESAIC_ASSIGN_OR_RETURN(DeviceInfo device, open_device(device_index));
+  MOESAIC_ASSIGN_OR_RETURN(DeviceBuffer flush, DeviceBuffer::make(kFlushBytes));
+  std::unique_ptr<KernelBench> bench(new KernelBench(std::move(device), std::move(print)));
+  bench->flush_ = std::move(flush);
+  bench->measure_device();
+  return bench;
+}
+
+KernelBench::KernelBench(DeviceInfo device, Print print) : device_(std::move(device)), print_(std::move(print)) {
+  MOESAIC_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  MOESAIC_CUDA_CHECK(cudaEventCreate(&begin_));
+  MOESAIC_CUDA_CHECK(cudaEventCreate(&end_));
+}
+
+KernelBench::~KernelBench() {
+  static_cast<void>(cudaEventDestroy(begin_));
+  static_cast<void>(cudaEventDestroy(end_));
+  static_cast<void>(cudaStreamDestroy(stream_));
+}
+
+void KernelBench::measure_device() {
+  const double spin_us = time_us([](cudaStream_t stream) { spin(stream, kSpinCycles); });
+  sm_mhz_ = kSpinCycles / spin_us;
+  copy_gb_s_ = kCopyBytes / copy_us(kCopyBytes) * 1e-3;
+  print_(str_cat("{\"device\": \"", device_.name, "\", \"clocks\": \"", clocks(),
+                 "\", \"driver\": ", device_.driver_version, ", \"copy_gb_s\": ", fixed(copy_gb_s_, 0), "}"));
+}
+
+std::string KernelBench::clocks() const {
+  return str_cat("sm ", fixed(sm_mhz_, 0), " MHz measured, memory ", device_.memory_clock_khz / 1000, " MHz at most");
+}
+
+double KernelBench::time_us(const Launch& launch) {
+  std::vector<double> times;
+  for (int run = 0; run < kWarmUp + kRuns; ++run) {
+    MOESAIC_CUDA_CHECK(cudaMemsetAsync(flush_.data(), run, kFlushBytes, stream_));
+    MOESAIC_CUDA_CHECK(cudaEventRecord(begin_, stream_));
+    launch(stream_);
+    MOESAIC_CUDA_CHECK(cudaEventRecord(end_, stream_));
+    MOESAIC_CUDA_CHECK(cudaEventSynchronize(end_));
+    float ms = 0.0f;
+    MOESAIC_CUDA_CHECK(cudaEventElapsedTime(&ms, begin_, end_));
+    if (run >= kWarmUp) times.push_back(ms * 1e3);
+  }
+  std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
+  return times[kRuns / 2];
+}
+
+double KernelBench::copy_us(double bytes) {
+  const int64_t half = static_cast<int64_t>(bytes / 2);
+  absl::StatusOr<DeviceBuffer> from = DeviceBuffer::make(half), to = DeviceBuffer::make(half);
+  MOESAIC_CHECK(from.ok() && to.ok());
+  from->fill(1);
+  return time_us([&](cudaStream_t stream) {
+    MOESAIC_CUDA_CHECK(cudaMemcpyAsync(to->data(), from->data(), half, cudaMemcpyDeviceToDevice, stream));
+  });
+}
+
+double KernelBench::measure(KernelRow row, const KernelWork& work, const Launch& launch) {
+  const double us = time_us(launch);
+  row.us = rounded(us, 1e-3);
+  const double least_us = std::max(work.bytes / copy_gb_s_ * 1e-3, work.flops / nominal_tflops(row.dtype) * 1e-6);
+  std::string line = str_cat("{\"op\": \"", row.op, "\"");
+  if (!work.variant.empty()) line += str_cat(", \"variant\": \"", work.variant, "\"");
+  line += str_cat(shape_fields(row), ", \"dtype\": \"", row.dtype, "\", \"us\": ", fixed(us, 2));
+  if (work.bytes > 0) line += str_cat(", \"gb_s\": ", fixed(work.bytes / us * 1e-3, 0));
+  if (work.flops > 0) line += str_cat(", \"tflops\": ", fixed(work.flops / us * 1e-6, 1));
+  print_(str_cat(line, ", \"percent_of_roofline\": ", fixed(100 * least_us / us, 1), "}"));
+  if (work.variant.empty()) rows_.push_back(std::move(row));
+  return us;
+}
+
+Tensor KernelBench::alloc(DType dtype, Shape shape) {
+  absl::StatusOr<DeviceBuffer> buffer = DeviceBuffer::make(shape.num_elements() * dtype_bytes(dtype));
+  MOESAIC_CHECK(buffer.ok());
+  buffers_.push_back(*std::move(buffer));
+  return buffers_.back().tensor(dtype, shape);
+}
+
+Tensor KernelBench::alloc_random(DType dtype, Shape shape, float scale) {
+  const Tensor tensor = alloc(dtype, shape);
+  const int64_t count = tensor.num_elements();
+  switch (dtype) {
+    case DType::kF32:
+      fill_random_f32(stream_, tensor.f32(), count, scale, seed_++);
+      break;
+    case DType::kBF16:
+      fill_random_bf16(stream_, tensor.raw(), count, scale, seed_++);
+      break;
+    case DType::kE4M3:
+      fill_random_e4m3(stream_, tensor.raw(), count, scale, seed_++);
+      break;
+    default:
+      MOESAIC_CHECK(false && "random values of this type");
+  }
+  return tensor;
+}
+
+Tensor KernelBench::alloc_i32(const std::vector<int32_t>& values) {
+  const Tensor tensor = alloc(DType::kI32, {static_cast<int64_t>(values.size())});
+  MOESAIC_CUDA_CHECK(cudaMemcpy(tensor.raw(), values.data(), values.size() * 4, cudaMemcpyHostToDevice));
+  return tensor;
+}
+
+}  // namespace moesaic::cuda

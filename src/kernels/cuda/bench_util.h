@@ -1,0 +1,87 @@
+// KernelBench: what the benchmark programs of the kernel families share: one device, one stream, timing with L2
+// flushed, a measured roofline, one JSON line a shape. One owner thread.
+//   cuda_gemm_bench:  int main() { return bench_main(bench_gemm); }
+//   absl::Status bench_gemm(KernelBench& bench) {
+//     bench.measure({.op = "gemm_fp8", .m = 64, .n = 2112, .k = 7168, .dtype = "e4m3"},
+//                   {.bytes = ..., .flops = 2.0 * 64 * 2112 * 7168}, [&](cudaStream_t stream) { gemm(stream, args); });
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/kernel_table.h"
+#include "tensor/cuda/device.h"
+#include "tensor/cuda/device_buffer.h"
+
+namespace moesaic::cuda {
+
+// The least that a call must do, by the count: each input read once, each output written once.
+struct KernelWork {
+  double bytes = 0.0;
+  double flops = 0.0;
+  std::string variant;  // names one of several ways to do the same; empty for the one that is used
+};
+
+class KernelBench {
+ public:
+  using Launch = std::function<void(cudaStream_t)>;
+  using Print = std::function<void(const std::string& line)>;
+
+  // Opens the device, measures copy bandwidth and clock, prints them as the first line.
+  static absl::StatusOr<std::unique_ptr<KernelBench>> open(int device_index, Print print);
+  ~KernelBench();
+  KernelBench(const KernelBench&) = delete;
+  KernelBench& operator=(const KernelBench&) = delete;
+
+  // Median over 30 runs after 10 of warm-up; 256 MiB are written before each, so that L2 (50 MB) holds none of the
+  // operands. By device events around the launch: about 2 us of launch latency are in every figure.
+  double time_us(const Launch& launch);
+
+  // time_us, one printed line, one row of the table (rows with a variant stay out of it).
+  //   {"op", shape fields that are not 0, "dtype", "us", "gb_s", "tflops", "percent_of_roofline"}
+  // The roofline is the larger of bytes over measured copy bandwidth and flops over the data type's nominal rate.
+  double measure(KernelRow row, const KernelWork& work, const Launch& launch);
+
+  // A device-to-device copy that reads and writes `bytes` in all, timed in the same way: what a launch of this size can
+  // reach at best.
+  double copy_us(double bytes);
+
+  const DeviceInfo& device() const { return device_; }
+  cudaStream_t stream() const { return stream_; }
+  double copy_gb_s() const { return copy_gb_s_; }
+  std::string clocks() const;
+  const std::vector<KernelRow>& rows() const { return rows_; }
+
+  // Uninitialised memory that lives as long as the bench; CHECK on failure.
+  Tensor alloc(DType dtype, Shape shape);
+  // The same, filled: bf16, f32 and e4m3 with uniform values in [-scale, scale] (e4m3: scale <= 448).
+  Tensor alloc_random(DType dtype, Shape shape, float scale = 1.0f);
+  // Copies of host values.
+  Tensor alloc_i32(const std::vector<int32_t>& values);
+
+ private:
+  KernelBench(DeviceInfo device, Print print);
+  void measure_device();
+
+  DeviceInfo device_;
+  Print print_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  DeviceBuffer flush_;
+  std::vector<DeviceBuffer> buffers_;
+  std::vector<KernelRow> rows_;
+  double copy_gb_s_ = 0.0;
+  double sm_mhz_ = 0.0;
+  uint64_t seed_ = 1;
+};
+
+// The whole benchmark program of a family: opens device 0, runs it, prints JSON lines. Exit code 1 with the reason
+// where it cannot.
+int bench_main(absl::Status (*family)(KernelBench& bench));
+
+}  // namespace moesaic::cuda
