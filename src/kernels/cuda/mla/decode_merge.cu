@@ -1,0 +1,85 @@
+// Merges the partial results of split sequences: out = sum_i w_i o_i with w_i = 2^(lse_i - max) / sum. In order of the
+// slots, that is of position, in four runs that are added last: the same bits every time.
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/mla/decode_kernels.h"
+#include "kernels/cuda/mla/hopper.cuh"
+#include "tensor/cuda/cuda_error.h"
+
+namespace moesaic::cuda {
+namespace {
+
+constexpr int kRuns = 4, kRunThreads = 128;  // a thread has 4 of the 512 columns
+constexpr int kMaxSlots = 256;               // of one sequence
+
+__global__ void __launch_bounds__(kRuns* kRunThreads)
+    decode_merge_kernel(const __grid_constant__ DecodeParams params, int num_parts) {
+  __shared__ float weights[kMaxSlots];
+  __shared__ float4 runs[kRuns - 1][kRunThreads];
+  wait_for_previous();
+  if (static_cast<int>(blockIdx.y) >= *params.plan.num_merges) return;
+  const DecodeMerge merge = params.plan.merges[blockIdx.y];
+  const int q_begin = params.q_begin[merge.seq], row = blockIdx.x;
+  if (row >= (params.q_begin[merge.seq + 1] - q_begin) * params.num_heads) return;
+
+  const int64_t first = int64_t{merge.slot_begin} * params.partial_rows + row;
+  if (threadIdx.x < 32) {
+    float max = -INFINITY, sum = 0.0f;
+    for (int i = threadIdx.x; i < merge.num_slots; i += 32) {
+      weights[i] = params.partial_lse[first + int64_t{i} * params.partial_rows];
+      max = fmaxf(max, weights[i]);
+    }
+    for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffff, max, step));
+    if (max == -INFINITY) max = 0.0f;  // no key at all: zeros
+    for (int i = threadIdx.x; i < merge.num_slots; i += 32) sum += weights[i] = exp2f(weights[i] - max);
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+    const float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
+    for (int i = threadIdx.x; i < merge.num_slots; i += 32) weights[i] *= factor;
+  }
+  __syncthreads();
+
+  const int run = threadIdx.x / kRunThreads, thread = threadIdx.x % kRunThreads;
+  const int begin = merge.num_slots * run / kRuns, end = merge.num_slots * (run + 1) / kRuns;
+  const float4* from = reinterpret_cast<const float4*>(params.partial_o + first * 512) + thread;
+  const int64_t stride = int64_t{params.partial_rows} * 128;
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+  for (int i = begin; i < end; ++i) {
+    const float4 value = from[i * stride];
+    const float weight = weights[i];
+    sum.x = fmaf(weight, value.x, sum.x);
+    sum.y = fmaf(weight, value.y, sum.y);
+    sum.z = fmaf(weight, value.z, sum.z);
+    sum.w = fmaf(weight, value.w, sum.w);
+  }
+  if (run > 0) runs[run - 1][thread] = sum;
+  __syncthreads();
+  if (run > 0) return;
+  for (int i = 0; i < kRuns - 1; ++i) {
+    sum.x += runs[i][thread].x;
+    sum.y += runs[i][thread].y;
+    sum.z += runs[i][thread].z;
+    sum.w += runs[i][thread].w;
+  }
+  uint2* out = reinterpret_cast<uint2*>(static_cast<uint16_t*>(params.out) +
+                                        (int64_t{q_begin} * params.num_heads + row) * 512);
+  out[thread] = make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
+}
+
+}  // namespace
+
+void launch_decode_merge(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params) {
+  MOESAIC_CHECK_LE(layout.num_parts, kMaxSlots);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(layout.partial_rows, layout.num_parts);
+  config.blockDim = dim3(kRuns * kRunThreads);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  MOESAIC_CUDA_CHECK(cudaLaunchKernelEx(&config, decode_merge_kernel, params, layout.num_parts));
+}
+
+}  // namespace moesaic::cuda
