@@ -13,7 +13,7 @@ absl::Status check_decode_shape(const MlaDecodeShape& shape);
 // boxes of 64 rows x N tiles of 64 columns. latents_map, scales_map: FP8 rows as bytes [num_rows, 656] in boxes of 64
 // rows x 128 (swizzled), x 16.
 void launch_decode_wide(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params,
-                        const CUtensorMap& q_map, const CUtensorMap& rows4_map, const CUtensorMap& rows1_map);
+                        const CUtensorMap& q_map, const CUtensorMap& rows1_map, const CUtensorMap& rows3_map);
 void launch_decode_narrow(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params,
                           const CUtensorMap& q_map, const CUtensorMap& rows3_map);
 void launch_decode_fp8(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params, const void* q,

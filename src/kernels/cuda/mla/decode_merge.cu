@@ -10,19 +10,29 @@ namespace moesaic::cuda {
 namespace {
 
 constexpr int kRuns = 4, kRunThreads = 128;  // a thread has 4 of the 512 columns
-constexpr int kMaxSlots = 256;               // of one sequence
+constexpr int kAhead = 8;
+constexpr int kMaxSlots = 256;  // of one sequence
 
 __global__ void __launch_bounds__(kRuns* kRunThreads)
-    decode_merge_kernel(const __grid_constant__ DecodeParams params, int num_parts) {
+    decode_merge_kernel(const __grid_constant__ DecodeParams params) {
   __shared__ float weights[kMaxSlots];
   __shared__ float4 runs[kRuns - 1][kRunThreads];
-  wait_for_previous();
-  if (static_cast<int>(blockIdx.y) >= *params.plan.num_merges) return;
-  const DecodeMerge merge = params.plan.merges[blockIdx.y];
-  const int q_begin = params.q_begin[merge.seq], row = blockIdx.x;
-  if (row >= (params.q_begin[merge.seq + 1] - q_begin) * params.num_heads) return;
-
+  const DecodeMerge merge = params.plan.merges[blockIdx.y];  // older than the kernel before: no need to wait
+  const int row = blockIdx.x;
+  const int run = threadIdx.x / kRunThreads, thread = threadIdx.x % kRunThreads;
+  const int begin = merge.num_slots * run / kRuns, end = merge.num_slots * (run + 1) / kRuns;
   const int64_t first = int64_t{merge.slot_begin} * params.partial_rows + row;
+  const float4* from = reinterpret_cast<const float4*>(params.partial_o + first * 512) + thread;
+  const int64_t stride = int64_t{params.partial_rows} * 128;
+  wait_for_previous();
+  if (row >= merge.q_len * params.num_heads) return;
+
+  // The first loads fly while the weights are made.
+  float4 ahead[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    if (begin + i < end) ahead[i] = from[(begin + i) * stride];
+  }
   if (threadIdx.x < 32) {
     float max = -INFINITY, sum = 0.0f;
     for (int i = threadIdx.x; i < merge.num_slots; i += 32) {
@@ -38,20 +48,19 @@ __global__ void __launch_bounds__(kRuns* kRunThreads)
   }
   __syncthreads();
 
-  const int run = threadIdx.x / kRunThreads, thread = threadIdx.x % kRunThreads;
-  const int begin = merge.num_slots * run / kRuns, end = merge.num_slots * (run + 1) / kRuns;
-  const float4* from = reinterpret_cast<const float4*>(params.partial_o + first * 512) + thread;
-  const int64_t stride = int64_t{params.partial_rows} * 128;
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-  for (int i = begin; i < end; ++i) {
-    const float4 value = from[i * stride];
-    const float weight = weights[i];
+  const auto add = [&](const float4& value, float weight) {
     sum.x = fmaf(weight, value.x, sum.x);
     sum.y = fmaf(weight, value.y, sum.y);
     sum.z = fmaf(weight, value.z, sum.z);
     sum.w = fmaf(weight, value.w, sum.w);
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    if (begin + i < end) add(ahead[i], weights[begin + i]);
   }
+#pragma unroll 8
+  for (int i = begin + kAhead; i < end; ++i) add(from[i * stride], weights[i]);
   if (run > 0) runs[run - 1][thread] = sum;
   __syncthreads();
   if (run > 0) return;
@@ -62,7 +71,7 @@ __global__ void __launch_bounds__(kRuns* kRunThreads)
     sum.w += runs[i][thread].w;
   }
   uint2* out = reinterpret_cast<uint2*>(static_cast<uint16_t*>(params.out) +
-                                        (int64_t{q_begin} * params.num_heads + row) * 512);
+                                        (int64_t{merge.q_begin} * params.num_heads + row) * 512);
   out[thread] = make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
 }
 
@@ -79,7 +88,7 @@ void launch_decode_merge(cudaStream_t stream, const DecodeLayout& layout, const 
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  MOESAIC_CUDA_CHECK(cudaLaunchKernelEx(&config, decode_merge_kernel, params, layout.num_parts));
+  MOESAIC_CUDA_CHECK(cudaLaunchKernelEx(&config, decode_merge_kernel, params));
 }
 
 }  // namespace moesaic::cuda

@@ -47,17 +47,16 @@ struct NarrowTask {
 // The compiler does not see that all threads load the same value, and orders wgmma with care in branches on it.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
-__device__ __forceinline__ NarrowTask narrow_task(const DecodeParams& params, const DecodeItem& item, int tile, int rows) {
-  const int q_begin = params.q_begin[item.seq], q_len = params.q_begin[item.seq + 1] - q_begin;
+__device__ __forceinline__ NarrowTask narrow_task(const DecodeItem& item, int num_heads, int tile, int rows) {
   NarrowTask task;
   task.first_block = uniform(item.block_begin);
   task.num_blocks = uniform(item.block_end - item.block_begin);
-  task.kv_len = uniform(params.kv_lens[item.seq]);
-  task.q_len = uniform(q_len);
+  task.kv_len = uniform(item.kv_len);
+  task.q_len = uniform(item.q_len);
   task.first_row = tile * rows;
-  task.row_begin = uniform(q_begin * params.num_heads + tile * rows);
-  task.num_rows = uniform(min(q_len * params.num_heads - tile * rows, rows));
-  task.least_limit = uniform(task.kv_len - q_len + 1);
+  task.row_begin = uniform(item.q_begin * num_heads + tile * rows);
+  task.num_rows = uniform(min(item.q_len * num_heads - tile * rows, rows));
+  task.least_limit = uniform(item.kv_len - item.q_len + 1);
   return task;
 }
 
@@ -227,15 +226,15 @@ __device__ __forceinline__ void narrow_exchange(NarrowMath<Format>& math, float 
 template <typename Format>
 __device__ __forceinline__ void narrow_write(const NarrowMath<Format>& math, const float (&o)[Format::kRows / 2], int t,
                                              const float (&factor)[Format::kRows / 4], const NarrowTask& task,
-                                             const DecodeItem& item) {
+                                             int slot) {
 #pragma unroll
   for (int c = 0; c < Format::kRows / 4; ++c) {
     const int row = narrow_column(math.lane, c);
     if (row >= task.num_rows) continue;
-    const int64_t slot_row = int64_t{item.slot} * math.params.partial_rows + task.first_row + row;
+    const int64_t slot_row = int64_t{slot} * math.params.partial_rows + task.first_row + row;
     const float values[2] = {o[c / 2 * 4 + c % 2] * factor[c], o[c / 2 * 4 + 2 + c % 2] * factor[c]};
     const int latent = 64 * t + 16 * math.warp;
-    if (item.slot < 0) {
+    if (slot < 0) {
       auto* out = static_cast<__nv_bfloat16*>(math.params.out) + int64_t{task.row_begin + row} * 512 + latent;
       if constexpr (Format::kAdjacent) {
         reinterpret_cast<uint32_t*>(out)[math.lane / 4] = pack_bf16(values[0], values[1]);
@@ -263,9 +262,12 @@ __device__ __forceinline__ void narrow_release(const NarrowMath<Format>& math, u
 
 // An item; `first` counts the blocks that this thread block has taken before.
 template <typename Format>
-__device__ __forceinline__ void narrow_item(NarrowMath<Format>& math, const NarrowTask& task, const DecodeItem& item,
+__device__ __forceinline__ void narrow_item(NarrowMath<Format>& math, const NarrowTask& task, int slot,
                                             const typename Format::Maps& maps, int first) {
   constexpr int kRows = Format::kRows, kColumns = kRows / 4, kStages = Format::kStages;
+  const bool both = task.num_blocks > 1;
+  Format::begin_item(math, task, maps);
+  if (math.warpgroup == 1 && !both) return Format::query_read(math);
   float o[8][kRows / 2], max[kColumns], sum[kColumns];
 #pragma unroll
   for (int t = 0; t < 8; ++t) {
@@ -277,9 +279,6 @@ __device__ __forceinline__ void narrow_item(NarrowMath<Format>& math, const Narr
     max[c] = kNarrowNoMax;
     sum[c] = 0.0f;
   }
-  const bool both = task.num_blocks > 1;
-  Format::begin_item(math, task, maps);
-  if (math.warpgroup == 1 && !both) return Format::query_read(math);
   int stage = 0;
 #pragma unroll 1
   for (int b = math.warpgroup; b < task.num_blocks; b += 2) {
@@ -315,18 +314,18 @@ __device__ __forceinline__ void narrow_item(NarrowMath<Format>& math, const Narr
   for (int c = 0; c < kColumns; ++c) {
     factor[c] = sum[c] > 0.0f ? Format::kUnit / sum[c] : 0.0f;
     const int row = narrow_column(math.lane, c);
-    if (item.slot >= 0 && math.warpgroup == 0 && math.warp == 0 && math.lane < 4 && row < task.num_rows) {
-      math.params.partial_lse[int64_t{item.slot} * math.params.partial_rows + task.first_row + row] =
+    if (slot >= 0 && math.warpgroup == 0 && math.warp == 0 && math.lane < 4 && row < task.num_rows) {
+      math.params.partial_lse[int64_t{slot} * math.params.partial_rows + task.first_row + row] =
           sum[c] > 0.0f ? max[c] + log2f(sum[c]) : -INFINITY;
     }
   }
   if (math.warpgroup == 0) {
 #pragma unroll
-    for (int t = 0; t < 4; ++t) narrow_write(math, o[t], t, factor, task, item);
+    for (int t = 0; t < 4; ++t) narrow_write(math, o[t], t, factor, task, slot);
   }
   if (math.warpgroup == 1 || !both) {
 #pragma unroll
-    for (int t = 4; t < 8; ++t) narrow_write(math, o[t], t, factor, task, item);
+    for (int t = 4; t < 8; ++t) narrow_write(math, o[t], t, factor, task, slot);
   }
 }
 
@@ -346,24 +345,27 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   }
   __syncthreads();
   wait_for_previous();
-  const int tile = blockIdx.x, part = blockIdx.y;
-  const int item_begin = params.plan.part_begin[part], item_end = params.plan.part_begin[part + 1];
+  const int tile = blockIdx.x;
+  const DecodePart part = params.plan.parts[blockIdx.y];
   const int warpgroup = uniform(threadIdx.x / 128);
+  DecodeItem item = part.first;
   int taken = 0;
   if (warpgroup == 2) {
     fewer_registers<40>();
     if (threadIdx.x != 256) return;
     int num_queries = 0;
-    for (int i = item_begin; i < item_end; ++i) {
-      const DecodeItem item = params.plan.items[i];
-      const int q_begin = params.q_begin[item.seq], num_blocks = item.block_end - item.block_begin;
-      if ((params.q_begin[item.seq + 1] - q_begin) * params.num_heads <= tile * Format::kRows) continue;
+    for (int i = part.begin; i < part.end; ++i) {
+      if (i > part.begin) item = params.plan.items[i];
+      if (item.q_len * params.num_heads <= tile * Format::kRows) continue;
       const int* table = params.block_table + item.seq * params.block_table_stride + item.block_begin;
+      const int num_blocks = item.block_end - item.block_begin;
+      int next_row = num_blocks > 0 ? table[0] * 64 : 0;
       for (int b = 0; b < num_blocks; ++b, ++taken) {
-        const int stage = taken % Format::kStages, row = __ldg(table + b) * 64;
+        const int stage = taken % Format::kStages, row = next_row;
+        if (b + 1 < num_blocks) next_row = table[b + 1] * 64;  // arrives meanwhile
         barrier_wait(shared_address(&shared.empty[stage]), (taken / Format::kStages & 1) ^ 1);
         Format::load_block(maps, shared.stages[stage], row, shared_address(&shared.full[stage]));
-        if (b == 0) Format::load_query(maps, shared, q_begin * params.num_heads + tile * Format::kRows, num_queries++);
+        if (b == 0) Format::load_query(maps, shared, item.q_begin * params.num_heads + tile * Format::kRows, num_queries++);
       }
     }
     return;
@@ -372,15 +374,16 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   const int thread = threadIdx.x % 128;
   NarrowMath<Format> math{params, shared, warpgroup, uniform(thread / 32), thread % 32, thread};
   math.q_parity = 0;
-  for (int i = item_begin; i < item_end; ++i) {
-    const DecodeItem item = params.plan.items[i];
-    const NarrowTask task = narrow_task(params, item, tile, Format::kRows);
+  for (int i = part.begin; i < part.end; ++i) {
+    const NarrowTask task = narrow_task(item, params.num_heads, tile, Format::kRows);
+    const int slot = uniform(item.slot);
+    if (i + 1 < part.end) item = params.plan.items[i + 1];  // arrives meanwhile
     if (task.num_rows <= 0) continue;
     if (task.num_blocks == 0) {
       uint4* out = reinterpret_cast<uint4*>(static_cast<uint16_t*>(params.out) + int64_t{task.row_begin} * 512);
       for (int j = threadIdx.x; j < task.num_rows * 64; j += 256) out[j] = make_uint4(0, 0, 0, 0);
     } else {
-      narrow_item(math, task, item, maps, taken);
+      narrow_item(math, task, slot, maps, taken);
     }
     taken += task.num_blocks;
   }

@@ -1,6 +1,6 @@
 // The planner: one block finds the smallest share (in blocks, with a fixed cost for every item) for which all sequences
-// fit into num_parts shares when they are dealt out in order, each thread trying another share; one thread then writes
-// the items of the winner.
+// fit into num_parts shares when they are dealt out in order, each warp trying another share; one thread then
+// writes the items of the winner.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -38,10 +38,11 @@ __device__ int deal(const int* num_blocks, int num_seqs, int share, int overhead
   return part + 1;
 }
 
-__global__ void __launch_bounds__(kPlanThreads) decode_plan_kernel(DecodePlan plan, const int* kv_lens, int num_seqs,
-                                                                   int num_parts, int overhead) {
-  extern __shared__ int num_blocks[];  // [num_seqs]
-  __shared__ int total, share;
+__global__ void __launch_bounds__(kPlanThreads)
+    decode_plan_kernel(DecodePlan plan, const int* kv_lens, const int* q_begin, int num_seqs, int num_parts, int overhead) {
+  extern __shared__ int num_blocks[];  // [num_seqs], then part_begin[num_parts + 1]
+  int* part_begin = num_blocks + num_seqs;
+  __shared__ int total, share, num_items, num_merges;
   if (threadIdx.x == 0) {
     total = 0;
     share = INT_MAX;
@@ -54,25 +55,54 @@ __global__ void __launch_bounds__(kPlanThreads) decode_plan_kernel(DecodePlan pl
   }
   atomicAdd(&total, sum);
   __syncthreads();
-  // With a share of ceil((total + parts * overhead) / parts) + overhead everything fits: a part wastes at most
-  // `overhead`, and every cut adds one.
-  const int candidate = max((total + num_parts - 1) / num_parts, overhead + 1) + static_cast<int>(threadIdx.x);
-  if (threadIdx.x <= 2 * overhead + 2 &&
-      deal(num_blocks, num_seqs, candidate, overhead, [](int, int, int, int) {}) <= num_parts) {
-    atomicMin(&share, candidate);
+  // With a share of ceil(total / parts) + overhead everything fits: a part wastes at most `overhead`, or cuts once.
+  // One candidate a warp: in one warp they would wait for each other.
+  const int warp = threadIdx.x / 32, least = max((total + num_parts - 1) / num_parts, overhead + 1);
+  if (threadIdx.x % 32 == 0) {
+    for (int candidate = least + warp; candidate <= least + overhead; candidate += kPlanThreads / 32) {
+      if (deal(num_blocks, num_seqs, candidate, overhead, [](int, int, int, int) {}) > num_parts) continue;
+      atomicMin(&share, candidate);
+      break;
+    }
   }
   __syncthreads();
-  if (threadIdx.x != 0) return;
-  int num_items = 0, num_merges = 0, num_slots = 0, last_part = -1;
-  deal(num_blocks, num_seqs, share, overhead, [&](int part, int seq, int begin, int end) {
-    for (; last_part < part; ++last_part) plan.part_begin[last_part + 1] = num_items;
-    const bool whole = begin == 0 && end == num_blocks[seq];
-    if (!whole && begin == 0) plan.merges[num_merges++] = {seq, num_slots, 0, 0};
-    if (!whole) ++plan.merges[num_merges - 1].num_slots;
-    plan.items[num_items++] = {seq, begin, end, whole ? -1 : num_slots++};
-  });
-  for (; last_part < num_parts; ++last_part) plan.part_begin[last_part + 1] = num_items;
-  *plan.num_merges = num_merges;
+  if (threadIdx.x == 0) {
+    int items = 0, merges = 0, slots = 0, last_part = -1, slot_begin = 0;
+    deal(num_blocks, num_seqs, share, overhead, [&](int part, int seq, int begin, int end) {
+      for (; last_part < part; ++last_part) part_begin[last_part + 1] = items;
+      const bool whole = begin == 0 && end == num_blocks[seq];
+      plan.items[items++] = {seq, begin, end, whole ? -1 : slots, 0, 0, 0, 0};
+      if (whole) return;
+      if (begin == 0) slot_begin = slots;
+      ++slots;
+      if (end == num_blocks[seq]) plan.merges[merges++] = {seq, 0, slot_begin, slots - slot_begin};
+    });
+    for (; last_part < num_parts; ++last_part) part_begin[last_part + 1] = items;
+    num_items = items;
+    num_merges = merges;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < num_items; i += kPlanThreads) {
+    DecodeItem& item = plan.items[i];
+    item.kv_len = kv_lens[item.seq];
+    item.q_begin = q_begin[item.seq];
+    item.q_len = q_begin[item.seq + 1] - item.q_begin;
+  }
+  for (int i = threadIdx.x; i < num_parts; i += kPlanThreads) {
+    DecodeMerge merge = i < num_merges ? plan.merges[i] : DecodeMerge{0, 0, 0, 0};
+    if (i < num_merges) {
+      const int seq = merge.q_begin;  // so far
+      merge.q_begin = q_begin[seq];
+      merge.q_len = q_begin[seq + 1] - merge.q_begin;
+    }
+    plan.merges[i] = merge;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < num_parts; i += kPlanThreads) {
+    DecodePart part{part_begin[i], part_begin[i + 1], {0, 0}, {}};
+    if (part.begin < part.end) part.first = plan.items[part.begin];
+    plan.parts[i] = part;
+  }
 }
 
 }  // namespace
@@ -91,7 +121,7 @@ DecodeLayout decode_layout(const MlaDecodeShape& shape) {
 
 int64_t mla_decode_plan_bytes(const MlaDecodeShape& shape) {
   const DecodeLayout layout = decode_layout(shape);
-  return plan_merges_offset(layout.num_parts) + layout.num_parts * int64_t{sizeof(DecodeMerge)} +
+  return layout.num_parts * int64_t{sizeof(DecodePart) + sizeof(DecodeMerge)} +
          (shape.num_seqs + layout.num_parts) * int64_t{sizeof(DecodeItem)};
 }
 
@@ -121,14 +151,17 @@ absl::Status check_decode_shape(const MlaDecodeShape& shape) {
 }
 
 absl::Status mla_decode_plan(cudaStream_t stream, const MlaDecodeShape& shape, const Tensor& kv_lens,
-                             const Tensor& plan) {
+                             const Tensor& q_begin, const Tensor& plan) {
   MOESAIC_RETURN_IF_ERROR(check_decode_shape(shape));
   MOESAIC_CHECK_EQ(kv_lens.dim(0), shape.num_seqs);
+  MOESAIC_CHECK_EQ(q_begin.dim(0), shape.num_seqs + 1);
   MOESAIC_CHECK_GE(plan.num_bytes(), mla_decode_plan_bytes(shape));
   const DecodeLayout layout = decode_layout(shape);
   const int num_seqs = static_cast<int>(shape.num_seqs);
-  decode_plan_kernel<<<1, kPlanThreads, num_seqs * sizeof(int), stream>>>(
-      plan_view(plan.raw(), layout.num_parts), kv_lens.i32(), num_seqs, layout.num_parts, layout.item_overhead);
+  const size_t shared_bytes = (shape.num_seqs + layout.num_parts + 1) * sizeof(int);
+  decode_plan_kernel<<<1, kPlanThreads, shared_bytes, stream>>>(plan_view(plan.raw(), layout.num_parts), kv_lens.i32(),
+                                                                q_begin.i32(), num_seqs, layout.num_parts,
+                                                                layout.item_overhead);
   return to_status(cudaGetLastError(), "launching the MLA decode planner");
 }
 

@@ -7,18 +7,28 @@
 
 namespace moesaic::cuda {
 
-// A run of blocks of one sequence that one part computes.
+// A run of blocks of one sequence that one part computes, with all that the kernels need to know of the sequence: a
+// load from memory that waits for another one costs most of a microsecond.
 struct alignas(16) DecodeItem {
   int seq;
   int block_begin, block_end;
   int slot;  // where its partial result goes, or -1: it is the whole sequence and writes the output
+  int kv_len;
+  int q_begin, q_len;  // tokens
+  int unused;
 };
 
-// A sequence that was split: its partials lie in consecutive slots.
+// A share of the work: items[begin .. end - 1], the first of them here too.
+struct alignas(16) DecodePart {
+  int begin, end;
+  int unused[2];
+  DecodeItem first;
+};
+
+// A sequence that was split: its partials lie in consecutive slots. Unused ones have num_slots 0.
 struct alignas(16) DecodeMerge {
-  int seq;
+  int q_begin, q_len;
   int slot_begin, num_slots;
-  int unused;
 };
 
 // Host-side facts that follow from the shape.
@@ -32,21 +42,16 @@ struct DecodeLayout {
 };
 DecodeLayout decode_layout(const MlaDecodeShape& shape);
 
-// The plan in device memory: header, part_begin[num_parts + 1], merges[num_parts], items[num_seqs + num_parts].
+// The plan in device memory: parts[num_parts], merges[num_parts], items[num_seqs + num_parts].
 struct DecodePlan {
-  int* num_merges;
-  int* part_begin;
+  DecodePart* parts;
   DecodeMerge* merges;
   DecodeItem* items;
 };
-// Offsets in bytes are fixed by num_parts, so kernels and host agree.
-__host__ __device__ inline int64_t plan_merges_offset(int num_parts) { return (16 + 4 * (num_parts + 1) + 15) / 16 * 16; }
-__host__ __device__ inline DecodePlan plan_view(void* plan, int num_parts) {
-  char* base = static_cast<char*>(plan);
+inline DecodePlan plan_view(void* plan, int num_parts) {
   DecodePlan view;
-  view.num_merges = reinterpret_cast<int*>(base);
-  view.part_begin = reinterpret_cast<int*>(base + 16);
-  view.merges = reinterpret_cast<DecodeMerge*>(base + plan_merges_offset(num_parts));
+  view.parts = static_cast<DecodePart*>(plan);
+  view.merges = reinterpret_cast<DecodeMerge*>(view.parts + num_parts);
   view.items = reinterpret_cast<DecodeItem*>(view.merges + num_parts);
   return view;
 }
@@ -56,8 +61,6 @@ struct DecodeParams {
   DecodePlan plan;
   const int* block_table;
   int64_t block_table_stride;
-  const int* kv_lens;
-  const int* q_begin;
   int num_heads;
   int partial_rows;
   float scale_log2;  // softmax scale * log2(e)

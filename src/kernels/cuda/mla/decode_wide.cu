@@ -18,6 +18,12 @@
 namespace moesaic::cuda {
 namespace {
 
+#ifndef MLA_PREFETCH
+#define MLA_PREFETCH 1
+#endif
+#ifndef MLA_HINT
+#define MLA_HINT kEvictFirst
+#endif
 constexpr int kTile = 8192;        // bytes of 64 rows x 64 columns of bf16
 constexpr int kBlock = 9 * kTile;  // of a cache block, and of Q
 constexpr int kThreads = 384;      // warpgroups 0 and 1 compute, the first warp of 2 loads
@@ -31,7 +37,8 @@ struct Shared {
   uint8_t q[kBlock];
   uint8_t blocks[2][kBlock];
   float max[64], scale[2][64], sum[2][64];
-  uint64_t q_full, q_empty, full[2][3];
+  uint64_t q_full, q_empty;
+  uint64_t full[2][9];   // a tile of 64 columns each, so that products start before the block is whole
   uint64_t empty[2][2];  // the rope part falls free with the right one of block 0, with the left one of block 1
 };
 
@@ -43,20 +50,26 @@ struct Layout {
   __device__ uint32_t p(int which) const { return block(which) + 8 * kTile; }  // in place of the rope keys
   __device__ uint32_t q_full() const { return base + offsetof(Shared, q_full); }
   __device__ uint32_t q_empty() const { return base + offsetof(Shared, q_empty); }
-  __device__ uint32_t full(int which, Part part) const { return base + offsetof(Shared, full) + (which * 3 + part) * 8; }
+  __device__ uint32_t full(int which, int tile) const { return base + offsetof(Shared, full) + (which * 9 + tile) * 8; }
   __device__ uint32_t empty(int which, Part part) const { return base + offsetof(Shared, empty) + (which * 2 + part) * 8; }
 };
 
 // Byte offset of the 16-byte chunk `chunk` of row `row` in a tile with 128-byte swizzle.
 __device__ __forceinline__ uint32_t swizzled(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) * 16); }
 
-// s[64, 64] (+)= Q[:, tiles] K[:, tiles]^T
+// s[64, 64] (+)= Q[:, tiles] K[:, tiles]^T of one block, each tile as it arrives.
 template <int kFirst, int kCount>
-__device__ __forceinline__ void scores(float (&s)[32], uint32_t q, uint32_t block, bool accumulate) {
+__device__ __forceinline__ void scores(float (&s)[32], const Layout& at, int which, uint32_t parity, bool accumulate) {
 #pragma unroll
-  for (int i = 0; i < kCount * 4; ++i) {
-    const uint32_t offset = (kFirst + i / 4) * kTile + i % 4 * 32;
-    wgmma_ss<64>(s, wgmma_operand(q + offset), wgmma_operand(block + offset), accumulate || i > 0);
+  for (int t = kFirst; t < kFirst + kCount; ++t) {
+    barrier_wait(at.full(which, t), parity);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t offset = t * kTile + k * 32;
+      wgmma_ss<64>(s, wgmma_operand(at.q() + offset), wgmma_operand(at.block(which) + offset),
+                   accumulate || t > kFirst || k > 0);
+    }
   }
 }
 
@@ -107,25 +120,26 @@ struct Task {
   int num_rows;   // that are the sequence's own
   int limit[2];   // keys seen by this thread's two rows
   int least_limit;
+  int slot;  // as in DecodeItem
 };
 
 // The compiler does not see that all threads load the same value, and orders wgmma with care in branches on it.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
-__device__ __forceinline__ Task make_task(const DecodeParams& params, const DecodeItem& item, int tile, int warp, int lane) {
-  const int q_begin = params.q_begin[item.seq], q_len = params.q_begin[item.seq + 1] - q_begin;
+__device__ __forceinline__ Task make_task(const DecodeItem& item, int num_heads, int tile, int warp, int lane) {
   Task task{};
   task.first_block = uniform(item.block_begin);
   task.num_blocks = uniform(item.block_end - item.block_begin);
-  task.kv_len = uniform(params.kv_lens[item.seq]);
-  task.row_begin = q_begin * params.num_heads + tile * 64;
-  task.num_rows = uniform(min(q_len * params.num_heads - tile * 64, 64));
+  task.kv_len = uniform(item.kv_len);
+  task.row_begin = item.q_begin * num_heads + tile * 64;
+  task.num_rows = uniform(min(item.q_len * num_heads - tile * 64, 64));
+  task.slot = uniform(item.slot);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int query = min((tile * 64 + 16 * warp + lane / 4 + 8 * i) / params.num_heads, q_len - 1);
-    task.limit[i] = task.kv_len - (q_len - 1 - query);
+    const int query = min((tile * 64 + 16 * warp + lane / 4 + 8 * i) / num_heads, item.q_len - 1);
+    task.limit[i] = item.kv_len - (item.q_len - 1 - query);
   }
-  task.least_limit = uniform(task.kv_len - q_len + 1);
+  task.least_limit = uniform(item.kv_len - item.q_len + 1);
   return task;
 }
 
@@ -169,48 +183,58 @@ __device__ __forceinline__ void scale_rows(float (&o)[128], int i, float factor)
   }
 }
 
-// Loads everything, in the order in which the space falls free.
-__device__ __forceinline__ void load(const DecodeParams& params, const CUtensorMap* q_map, const CUtensorMap* rows4_map,
-                                     const CUtensorMap* rows1_map, const Layout& at, int tile, int item_begin,
-                                     int item_end) {
+// Loads everything, in the order in which the space falls free. The blocks of the next pair are announced to L2 before: a
+// refill has about half a microsecond until its first product, less than memory takes.
+__device__ __forceinline__ void load(const DecodeParams& params, const CUtensorMap* q_map, const CUtensorMap* tile_map,
+                                     const CUtensorMap* prefetch_map, const Layout& at, int tile, const DecodePart& part) {
   uint32_t q_parity = 0, parity[2] = {0, 0};
   // A fresh barrier lets the first wait, for the phase before, pass.
-  const auto refill = [&](int which, Part part, int row) {
-    barrier_expect(at.full(which, part), part == kRope ? kTile : 4 * kTile);
-    tma_load_3d(at.block(which) + part * 4 * kTile, part == kRope ? rows1_map : rows4_map, 0, row, part * 4,
-                at.full(which, part), kEvictFirst);
+  const auto refill = [&](int which, int first, int last, int row) {
+    for (int t = first; t < last; ++t) {
+      barrier_expect(at.full(which, t), kTile);
+      tma_load_3d(at.block(which) + t * kTile, tile_map, 0, row, t, at.full(which, t), MLA_HINT);
+    }
   };
-  for (int i = item_begin; i < item_end; ++i) {
-    const DecodeItem item = params.plan.items[i];
-    const int q_begin = params.q_begin[item.seq];
-    const int num_rows = (params.q_begin[item.seq + 1] - q_begin) * params.num_heads - tile * 64;
-    if (num_rows <= 0 || item.block_begin == item.block_end) continue;
+  DecodeItem item = part.first;
+  for (int i = part.begin; i < part.end; ++i) {
+    if (i > part.begin) item = params.plan.items[i];
+    if (item.q_len * params.num_heads <= tile * 64 || item.block_begin == item.block_end) continue;
     const int* table = params.block_table + item.seq * params.block_table_stride;
+    const auto row_of = [&](int b) { return b < item.block_end ? table[b] * 64 : -1; };
+    int row0 = row_of(item.block_begin), row1 = row_of(item.block_begin + 1);
     barrier_wait(at.q_empty(), q_parity ^ 1);
     q_parity ^= 1;
     barrier_expect(at.q_full(), kBlock);
     for (int t = 0; t < 9; ++t) {
-      tma_load_2d(at.q() + t * kTile, q_map, t * 64, q_begin * params.num_heads + tile * 64, at.q_full(), kEvictFirst);
+      tma_load_2d(at.q() + t * kTile, q_map, t * 64, item.q_begin * params.num_heads + tile * 64, at.q_full(), kEvictFirst);
     }
     for (int b = item.block_begin; b < item.block_end; b += 2) {
-      const bool pair = b + 1 < item.block_end;
-      const int row0 = __ldg(table + b) * 64, row1 = pair ? __ldg(table + b + 1) * 64 : 0;
+      const int next0 = row_of(b + 2), next1 = row_of(b + 3);
       barrier_wait(at.empty(0, kLeft), parity[0] ^ 1);
-      refill(0, kLeft, row0);
-      if (pair) {
+      refill(0, 0, 4, row0);
+      if (row1 >= 0) {
         barrier_wait(at.empty(1, kRight), parity[1] ^ 1);
-        refill(1, kRight, row1);
+        refill(1, 4, 8, row1);
       }
       barrier_wait(at.empty(0, kRight), parity[0] ^ 1);
-      refill(0, kRight, row0);
-      refill(0, kRope, row0);
-      if (pair) {
+      refill(0, 4, 9, row0);
+      if (row1 >= 0) {
         barrier_wait(at.empty(1, kLeft), parity[1] ^ 1);
-        refill(1, kLeft, row1);
-        refill(1, kRope, row1);
+        refill(1, 0, 4, row1);
+        refill(1, 8, 9, row1);
         parity[1] ^= 1;
       }
       parity[0] ^= 1;
+#if MLA_PREFETCH
+      if (static_cast<int>(blockIdx.x) == b / 2 % static_cast<int>(gridDim.x)) {  // one of the tiles for all
+        for (int t = 0; t < 9; t += 3) {
+          if (next0 >= 0) tma_prefetch_3d(prefetch_map, 0, next0, t);
+          if (next1 >= 0) tma_prefetch_3d(prefetch_map, 0, next1, t);
+        }
+      }
+#endif
+      row0 = next0;
+      row1 = next1;
     }
   }
 }
@@ -229,20 +253,19 @@ __device__ __forceinline__ void release(const Math& math, uint32_t barrier) {
 }
 
 // Writes this warpgroup's 256 columns: the output itself, or a slot of partial results.
-__device__ __forceinline__ void write(const Math& math, const float (&o)[128], const Task& task, const DecodeItem& item,
-                                      int tile, int warpgroup, const float (&sum)[2]) {
+__device__ __forceinline__ void write(const Math& math, const float (&o)[128], const Task& task, int tile, int warpgroup, const float (&sum)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = 16 * math.warp + math.lane / 4 + 8 * i;
     if (row >= task.num_rows) continue;
     const float factor = sum[i] > 0.0f ? 1.0f / sum[i] : 0.0f;
     const int column = 256 * warpgroup + math.lane % 4 * 2;
-    if (item.slot < 0) {
+    if (task.slot < 0) {
       uint32_t* out = static_cast<uint32_t*>(math.params.out) + (int64_t{task.row_begin + row} * 512 + column) / 2;
 #pragma unroll
       for (int j = 0; j < 32; ++j) out[4 * j] = pack_bf16(o[4 * j + 2 * i] * factor, o[4 * j + 2 * i + 1] * factor);
     } else {
-      const int64_t slot_row = int64_t{item.slot} * math.params.partial_rows + tile * 64 + row;
+      const int64_t slot_row = int64_t{task.slot} * math.params.partial_rows + tile * 64 + row;
       float* out = math.params.partial_o + slot_row * 512 + column;
 #pragma unroll
       for (int j = 0; j < 32; ++j) {
@@ -352,17 +375,12 @@ __device__ __forceinline__ void first_step(Math& math, State& state, const Task&
     wgmma_commit();
   }
   if constexpr (kMore) {
-    barrier_wait(at.full(0, kLeft), math.parity);
     pin(s);
-    wgmma_fence();
-    scores<0, 4>(s, at.q(), at.block(0), false);
+    scores<0, 4>(s, at, 0, math.parity, false);
     wgmma_commit();
     wgmma_wait<1>();
     release(math, at.empty(1, kLeft));
-    barrier_wait(at.full(0, kRight), math.parity);
-    barrier_wait(at.full(0, kRope), math.parity);
-    wgmma_fence();
-    scores<4, 5>(s, at.q(), at.block(0), true);
+    scores<4, 5>(s, at, 0, math.parity, true);
     wgmma_commit();
     math.parity ^= 1;
   }
@@ -377,13 +395,9 @@ __device__ __forceinline__ void first_warpgroup(Math& math, State& state, const 
   state.clear();
   barrier_wait(at.q_full(), math.q_parity);
   math.q_parity ^= 1;
-  barrier_wait(at.full(0, kLeft), math.parity);
-  barrier_wait(at.full(0, kRight), math.parity);
-  barrier_wait(at.full(0, kRope), math.parity);
-  math.parity ^= 1;
   pin(state.s);
-  wgmma_fence();
-  scores<0, 9>(state.s, at.q(), at.block(0), false);
+  scores<0, 9>(state.s, at, 0, math.parity, false);
+  math.parity ^= 1;
   wgmma_commit();
   wgmma_wait<0>();
   pin(state.s);
@@ -397,15 +411,10 @@ __device__ __forceinline__ void first_warpgroup(Math& math, State& state, const 
 // s = Q K1^T: the right half falls free first.
 __device__ __forceinline__ void second_scores(Math& math, float (&s)[32]) {
   const Layout at = math.at;
-  barrier_wait(at.full(1, kRight), math.parity);
   pin(s);
-  wgmma_fence();
-  scores<4, 4>(s, at.q(), at.block(1), false);
-  barrier_wait(at.full(1, kLeft), math.parity);
-  barrier_wait(at.full(1, kRope), math.parity);
-  wgmma_fence();
-  scores<0, 4>(s, at.q(), at.block(1), true);
-  scores<8, 1>(s, at.q(), at.block(1), true);
+  scores<4, 4>(s, at, 1, math.parity, false);
+  scores<0, 4>(s, at, 1, math.parity, true);
+  scores<8, 1>(s, at, 1, math.parity, true);
   wgmma_commit();
   math.parity ^= 1;
 }
@@ -508,7 +517,7 @@ __device__ __forceinline__ void write_zeros(const DecodeParams& params, const Ta
 
 __global__ void __launch_bounds__(kThreads, 1)
     decode_wide_kernel(const __grid_constant__ DecodeParams params, const __grid_constant__ CUtensorMap q_map,
-                       const __grid_constant__ CUtensorMap rows4_map, const __grid_constant__ CUtensorMap rows1_map) {
+                       const __grid_constant__ CUtensorMap tile_map, const __grid_constant__ CUtensorMap prefetch_map) {
   extern __shared__ uint8_t raw[];
   Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   const Layout at{shared_address(&shared)};
@@ -516,7 +525,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_init(at.q_full(), 1);
     barrier_init(at.q_empty(), 8);
     for (int which = 0; which < 2; ++which) {
-      for (const Part part : {kLeft, kRight, kRope}) barrier_init(at.full(which, part), 1);
+      for (int t = 0; t < 9; ++t) barrier_init(at.full(which, t), 1);
       for (const Part part : {kLeft, kRight}) barrier_init(at.empty(which, part), 4);
     }
     barrier_init_fence();
@@ -524,19 +533,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   wait_for_previous();
 
-  const int tile = blockIdx.x, part = blockIdx.y;
-  const int item_begin = params.plan.part_begin[part], item_end = params.plan.part_begin[part + 1];
+  const int tile = blockIdx.x;
+  const DecodePart part = params.plan.parts[blockIdx.y];
   const int warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup == 2) {
     fewer_registers<24>();
-    if (threadIdx.x == kMathThreads) load(params, &q_map, &rows4_map, &rows1_map, at, tile, item_begin, item_end);
+    if (threadIdx.x == kMathThreads) load(params, &q_map, &tile_map, &prefetch_map, at, tile, part);
   } else {
     more_registers<240>();
     const int thread = threadIdx.x % 128;
     Math math{params, shared, at, uniform(thread / 32), thread % 32, thread};
-    for (int i = item_begin; i < item_end; ++i) {
-      const DecodeItem item = params.plan.items[i];
-      const Task task = make_task(params, item, tile, math.warp, math.lane);
+    DecodeItem item = part.first;
+    for (int i = part.begin; i < part.end; ++i) {
+      if (i > part.begin) item = params.plan.items[i];
+      const Task task = make_task(item, params.num_heads, tile, math.warp, math.lane);
       if (task.num_rows <= 0) continue;
       if (task.num_blocks == 0) {
         write_zeros(params, task, threadIdx.x);
@@ -546,7 +556,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (warpgroup == 0) first_warpgroup(math, state, task);
       else second_warpgroup(math, state, task);
       total_sums(math, warpgroup, state.sum);
-      write(math, state.o, task, item, tile, warpgroup, state.sum);
+      write(math, state.o, task, tile, warpgroup, state.sum);
     }
   }
   launch_dependents();
@@ -555,7 +565,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace
 
 void launch_decode_wide(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params,
-                        const CUtensorMap& q_map, const CUtensorMap& rows4_map, const CUtensorMap& rows1_map) {
+                        const CUtensorMap& q_map, const CUtensorMap& tile_map, const CUtensorMap& prefetch_map) {
   constexpr int kSharedBytes = sizeof(Shared) + 1024;
   MOESAIC_CUDA_CHECK(
       cudaFuncSetAttribute(decode_wide_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
@@ -564,7 +574,7 @@ void launch_decode_wide(cudaStream_t stream, const DecodeLayout& layout, const D
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = kSharedBytes;
   config.stream = stream;
-  MOESAIC_CUDA_CHECK(cudaLaunchKernelEx(&config, decode_wide_kernel, params, q_map, rows4_map, rows1_map));
+  MOESAIC_CUDA_CHECK(cudaLaunchKernelEx(&config, decode_wide_kernel, params, q_map, tile_map, prefetch_map));
 }
 
 }  // namespace moesaic::cuda

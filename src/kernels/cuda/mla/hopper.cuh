@@ -76,6 +76,11 @@ __device__ __forceinline__ void tma_load_3d(uint32_t to, const CUtensorMap* map,
       : "memory");
 }
 
+__device__ __forceinline__ void tma_prefetch_3d(const CUtensorMap* map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];\n" ::"l"(map), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
 // ---- Registers, launches, arithmetic --------------------------------------------------------------------------------
 
 template <int n>

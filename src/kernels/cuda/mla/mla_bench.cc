@@ -35,19 +35,17 @@ absl::Status bench_decode(KernelBench& bench, const Tensor& rows, const DecodeBe
                            .q = data.q,
                            .rows = rows,
                            .block_table = data.block_table,
-                           .kv_lens = data.kv_lens,
-                           .q_begin = data.q_begin,
                            .softmax_scale = kScale,
                            .plan = bench.alloc(DType::kU8, {mla_decode_plan_bytes(shape)}),
                            .workspace = bench.alloc(DType::kU8, {mla_decode_workspace_bytes(shape)}),
                            .out = data.out};
-  MOESAIC_RETURN_IF_ERROR(mla_decode_plan(bench.stream(), shape, data.kv_lens, args.plan));
+  MOESAIC_RETURN_IF_ERROR(mla_decode_plan(bench.stream(), shape, data.kv_lens, data.q_begin, args.plan));
   MOESAIC_RETURN_IF_ERROR(mla_decode(bench.stream(), args));
   if (!bench_shape.ragged && bench_shape.kv_len == 4096 && rows.dtype() == DType::kBF16) {
     bench.measure({.op = "mla_decode_plan", .batch = bench_shape.batch, .heads = bench_shape.heads,
                    .q_len = bench_shape.q_len, .kv_len = bench_shape.kv_len, .dtype = "i32"},
                   {}, [&](cudaStream_t stream) {
-                    MOESAIC_CHECK(mla_decode_plan(stream, shape, data.kv_lens, args.plan).ok());
+                    MOESAIC_CHECK(mla_decode_plan(stream, shape, data.kv_lens, data.q_begin, args.plan).ok());
                   });
   }
   const int64_t row_bytes = rows.dim(1) * dtype_bytes(rows.dtype());

@@ -22,8 +22,7 @@ void check_tensors(const MlaDecodeArgs& args) {
   MOESAIC_CHECK_EQ(args.rows.dtype(), shape.cache_dtype);
   MOESAIC_CHECK_EQ(args.rows.dim(0) % kMlaBlockTokens, 0);
   MOESAIC_CHECK_EQ(args.rows.dim(1), shape.cache_dtype == DType::kBF16 ? kWidth : kMlaFp8RowBytes);
-  MOESAIC_CHECK(args.block_table.dim(0) == shape.num_seqs && args.kv_lens.dim(0) == shape.num_seqs);
-  MOESAIC_CHECK_EQ(args.q_begin.dim(0), shape.num_seqs + 1);
+  MOESAIC_CHECK_EQ(args.block_table.dim(0), shape.num_seqs);
   MOESAIC_CHECK_GE(args.plan.num_bytes(), mla_decode_plan_bytes(shape));
   MOESAIC_CHECK_GE(args.workspace.num_bytes(), mla_decode_workspace_bytes(shape));
 }
@@ -33,8 +32,6 @@ DecodeParams make_params(const MlaDecodeArgs& args, const DecodeLayout& layout) 
   params.plan = plan_view(args.plan.raw(), layout.num_parts);
   params.block_table = args.block_table.i32();
   params.block_table_stride = args.block_table.row_stride();
-  params.kv_lens = args.kv_lens.i32();
-  params.q_begin = args.q_begin.i32();
   params.num_heads = static_cast<int>(args.shape.num_heads);
   params.partial_rows = layout.partial_rows;
   params.scale_log2 = static_cast<float>(args.softmax_scale * kLog2E);
@@ -72,12 +69,11 @@ absl::Status mla_decode(cudaStream_t stream, const MlaDecodeArgs& args) {
     return make_tensor_map(args.rows.raw(), DType::kBF16, {64, num_rows, 9}, {kWidth * 2, 128}, {64, 64, num_tiles},
                            /*swizzle=*/true);
   };
+  MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap rows3_map, rows_map(3));
   if (layout.tile_rows == 64) {
-    MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap rows4_map, rows_map(4));
     MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap rows1_map, rows_map(1));
-    launch_decode_wide(stream, layout, params, q_map, rows4_map, rows1_map);
+    launch_decode_wide(stream, layout, params, q_map, rows1_map, rows3_map);
   } else {
-    MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap rows3_map, rows_map(3));
     launch_decode_narrow(stream, layout, params, q_map, rows3_map);
   }
   launch_decode_merge(stream, layout, params);

@@ -2,7 +2,7 @@
 // rotated keys a row. One kernel of persistent blocks works through a plan that is made on the device, and a second one
 // merges the parts of sequences that were split. Both can be captured in a CUDA graph: nothing is allocated, nothing is
 // read on the host; lengths may change between replays as long as num_seqs and max_q_len stay.
-//   MOESAIC_RETURN_IF_ERROR(mla_decode_plan(stream, shape, kv_lens, plan));  // once a step
+//   MOESAIC_RETURN_IF_ERROR(mla_decode_plan(stream, shape, kv_lens, q_begin, plan));  // once a step
 //   MOESAIC_RETURN_IF_ERROR(mla_decode(stream, args));                       // in every layer
 // Results depend on the plan, so on all lengths of the batch, but not on timing: the same call gives the same bits.
 #pragma once
@@ -31,8 +31,11 @@ int64_t mla_decode_plan_bytes(const MlaDecodeShape& shape);
 int64_t mla_decode_workspace_bytes(const MlaDecodeShape& shape);
 
 // Cuts the blocks of all sequences into equal shares for the device's multiprocessors.
-// kv_lens: [num_seqs] i32, device, >= 0. plan: at least mla_decode_plan_bytes, device, 16-byte aligned; written.
-absl::Status mla_decode_plan(cudaStream_t stream, const MlaDecodeShape& shape, const Tensor& kv_lens, const Tensor& plan);
+// In device memory: kv_lens [num_seqs] i32, >= 0, the step's own rows included; 0 gives zeros. q_begin [num_seqs + 1] i32:
+// sequence s has tokens q_begin[s] .. q_begin[s + 1] - 1, its last positions. plan: at least mla_decode_plan_bytes, 16-byte
+// aligned; written.
+absl::Status mla_decode_plan(cudaStream_t stream, const MlaDecodeShape& shape, const Tensor& kv_lens,
+                             const Tensor& q_begin, const Tensor& plan);
 
 // All tensors in device memory, contiguous unless said otherwise.
 struct MlaDecodeArgs {
@@ -40,10 +43,8 @@ struct MlaDecodeArgs {
   Tensor q;            // [num_tokens, num_heads, 576] bf16: absorbed nope part, then rotated rope part
   Tensor rows;         // [num_blocks * 64, 576] bf16, or [num_blocks * 64, 656] e4m3 (the rows of ops.h LatentCache)
   Tensor block_table;  // [num_seqs, >= max blocks] i32, rows may be strided; entries past a sequence's end are not read
-  Tensor kv_lens;      // [num_seqs] i32, the step's own rows included; 0 gives zeros
-  Tensor q_begin;      // [num_seqs + 1] i32: sequence s has tokens q_begin[s] .. q_begin[s + 1] - 1, its last positions
   float softmax_scale;
-  Tensor plan;       // made by mla_decode_plan from the same shape and kv_lens
+  Tensor plan;       // made by mla_decode_plan from the same shape
   Tensor workspace;  // mla_decode_workspace_bytes, 16-byte aligned; scratch
   Tensor out;        // [num_tokens, num_heads, 512] bf16; tokens of no sequence are not written
 };

@@ -79,13 +79,11 @@ class Batch {
         test::upload(DType::kI32, {static_cast<int64_t>(seqs_.size()), table_width()}, table_);
     const DeviceTensor kv_lens = test::upload(DType::kI32, {static_cast<int64_t>(seqs_.size())}, kv_lens_);
     const DeviceTensor q_begin = test::upload(DType::kI32, {static_cast<int64_t>(q_begin_.size())}, q_begin_);
-    EXPECT_EQ(mla_decode_plan(stream, shape, kv_lens, plan), absl::OkStatus());
+    EXPECT_EQ(mla_decode_plan(stream, shape, kv_lens, q_begin, plan), absl::OkStatus());
     EXPECT_EQ(mla_decode(stream, {.shape = shape,
                                   .q = q,
                                   .rows = rows.buffer.tensor(cache_dtype_, host_cache().rows.shape()),
                                   .block_table = table,
-                                  .kv_lens = kv_lens,
-                                  .q_begin = q_begin,
                                   .softmax_scale = kScale,
                                   .plan = plan,
                                   .workspace = workspace,
@@ -220,7 +218,7 @@ INSTANTIATE_TEST_SUITE_P(Rows, MlaDecode, testing::Values(DType::kBF16, DType::k
 TEST(MlaDecodeShapes, LimitsAreNamed) {
   const MlaDecodeShape good{.num_seqs = 2, .num_heads = 16, .max_q_len = 1, .cache_dtype = DType::kBF16, .num_sms = 132};
   const auto message = [](MlaDecodeShape shape) {
-    return std::string(mla_decode_plan(nullptr, shape, Tensor(), Tensor()).message());
+    return std::string(mla_decode_plan(nullptr, shape, Tensor(), Tensor(), Tensor()).message());
   };
   MlaDecodeShape shape = good;
   shape.num_heads = 129;
