@@ -148,7 +148,7 @@ struct Fp8Format {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      wgmma_ss<N>(s, wgmma_operand(shared_address(stage.keys) + k * 32), wgmma_operand(q + 8 * N * 128 + k * 32), k > 0);
+      wgmma_ss<N>(s, wgmma_operand(shared_address(stage.keys)) + k * 32, wgmma_operand(q) + (8 * N * 128 + k * 32), k > 0);
     }
     wgmma_commit();
     const auto add = [&](int g) {
@@ -182,7 +182,7 @@ struct Fp8Format {
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        wgmma_rs_f16<N>(groups[g % kBuffers], a[buffer][k], wgmma_operand(q + pass * N * 128 + k * 32), h > 0 || k > 0);
+        wgmma_rs_f16<N>(groups[g % kBuffers], a[buffer][k], wgmma_operand(q) + (pass * N * 128 + k * 32), h > 0 || k > 0);
       }
       wgmma_commit();
       wgmma_wait<kBuffers - 1>();
@@ -245,7 +245,7 @@ struct Fp8Format {
       pin(o[t]);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) wgmma_rs<N>(o[t], a[buffer][k], wgmma_operand(p + t / 2 * N * 128 + k * 32), true);
+      for (int k = 0; k < 4; ++k) wgmma_rs<N>(o[t], a[buffer][k], wgmma_operand(p) + (t / 2 * N * 128 + k * 32), true);
       wgmma_commit();
       wgmma_wait<kBuffers - 1>();
       const int done = t + 1 - kBuffers;

@@ -18,6 +18,6 @@ void launch_decode_narrow(cudaStream_t stream, const DecodeLayout& layout, const
                           const CUtensorMap& q_map, const CUtensorMap& rows3_map);
 void launch_decode_fp8(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params, const void* q,
                        const CUtensorMap& latents_map, const CUtensorMap& scales_map);
-void launch_decode_merge(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params);
+void launch_decode_merge(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params, int num_seqs);
 
 }  // namespace moesaic::cuda

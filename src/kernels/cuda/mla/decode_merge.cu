@@ -1,6 +1,9 @@
 // Merges the partial results of split sequences: out = sum_i w_i o_i with w_i = 2^(lse_i - max) / sum. In order of the
-// slots, that is of position, in four runs that are added last: the same bits every time.
+// slots, that is of position, in one or four runs that are added last: the same bits
+// every time.
 #include <cuda_runtime.h>
+
+#include <algorithm>
 
 #include "kernels/cuda/mla/decode_kernels.h"
 #include "kernels/cuda/mla/hopper.cuh"
@@ -9,24 +12,17 @@
 namespace moesaic::cuda {
 namespace {
 
-constexpr int kRuns = 4, kRunThreads = 128;  // a thread has 4 of the 512 columns
-constexpr int kAhead = 8;
+constexpr int kRunThreads = 128;  // a thread has 4 of the 512 columns
+constexpr int kAhead = 4;
 constexpr int kMaxSlots = 256;  // of one sequence
 
-__global__ void __launch_bounds__(kRuns* kRunThreads)
-    decode_merge_kernel(const __grid_constant__ DecodeParams params) {
-  __shared__ float weights[kMaxSlots];
-  __shared__ float4 runs[kRuns - 1][kRunThreads];
-  const DecodeMerge merge = params.plan.merges[blockIdx.y];  // older than the kernel before: no need to wait
-  const int row = blockIdx.x;
-  const int run = threadIdx.x / kRunThreads, thread = threadIdx.x % kRunThreads;
+template <int kRuns>
+__device__ __forceinline__ void merge_row(const DecodeParams& params, const DecodeMerge& merge, int row, int run, int thread,
+                                          float* weights, float4 (*runs)[kRunThreads]) {
   const int begin = merge.num_slots * run / kRuns, end = merge.num_slots * (run + 1) / kRuns;
   const int64_t first = int64_t{merge.slot_begin} * params.partial_rows + row;
   const float4* from = reinterpret_cast<const float4*>(params.partial_o + first * 512) + thread;
   const int64_t stride = int64_t{params.partial_rows} * 128;
-  wait_for_previous();
-  if (row >= merge.q_len * params.num_heads) return;
-
   // The first loads fly while the weights are made.
   float4 ahead[kAhead];
 #pragma unroll
@@ -61,9 +57,11 @@ __global__ void __launch_bounds__(kRuns* kRunThreads)
   }
 #pragma unroll 8
   for (int i = begin + kAhead; i < end; ++i) add(from[i * stride], weights[i]);
-  if (run > 0) runs[run - 1][thread] = sum;
-  __syncthreads();
-  if (run > 0) return;
+  if (kRuns > 1) {
+    if (run > 0) runs[run - 1][thread] = sum;
+    __syncthreads();
+    if (run > 0) return;
+  }
   for (int i = 0; i < kRuns - 1; ++i) {
     sum.x += runs[i][thread].x;
     sum.y += runs[i][thread].y;
@@ -75,20 +73,45 @@ __global__ void __launch_bounds__(kRuns* kRunThreads)
   out[thread] = make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
 }
 
+// A thread block merges rows blockIdx.x, blockIdx.x + gridDim.x ...; the rows of all split sequences in turn.
+template <int kRuns>
+__global__ void __launch_bounds__(kRuns* kRunThreads)
+    decode_merge_kernel(const __grid_constant__ DecodeParams params, int max_merges) {
+  __shared__ float weights[kMaxSlots];
+  __shared__ float4 runs[kRuns][kRunThreads];
+  const int run = threadIdx.x / kRunThreads, thread = threadIdx.x % kRunThreads;
+  int index = blockIdx.x;
+  DecodeMerge merge = params.plan.merges[index / params.partial_rows];  // older than the kernel before: no need to wait
+  wait_for_previous();
+  for (; merge.num_slots > 0; merge = params.plan.merges[index / params.partial_rows]) {
+    const int row = index % params.partial_rows;
+    index += gridDim.x;
+    if (row < merge.q_len * params.num_heads) {
+      merge_row<kRuns>(params, merge, row, run, thread, weights, runs);
+      __syncthreads();
+    }
+    if (index >= max_merges * params.partial_rows) return;
+  }
+}
+
 }  // namespace
 
-void launch_decode_merge(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params) {
+void launch_decode_merge(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params, int num_seqs) {
   MOESAIC_CHECK_LE(layout.num_parts, kMaxSlots);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
+  // Few sequences are cut into many parts: more threads a row.
+  const int max_merges = std::min(num_seqs, layout.num_parts);
+  const bool many_slots = max_merges <= 8;
+  const auto kernel = many_slots ? decode_merge_kernel<4> : decode_merge_kernel<1>;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(layout.partial_rows, layout.num_parts);
-  config.blockDim = dim3(kRuns * kRunThreads);
+  config.gridDim = dim3(std::min(max_merges * layout.partial_rows, layout.num_tiles * layout.num_parts * (many_slots ? 4 : 16)));
+  config.blockDim = dim3((many_slots ? 4 : 1) * kRunThreads);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  MOESAIC_CUDA_CHECK(cudaLaunchKernelEx(&config, decode_merge_kernel, params));
+  MOESAIC_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, params, max_merges));
 }
 
 }  // namespace moesaic::cuda

@@ -54,7 +54,8 @@ struct Bf16Format {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 36; ++i) {
-      wgmma_ss<N>(s, wgmma_operand(k + i / 4 * kTile + i % 4 * 32), wgmma_operand(q + i / 4 * N * 128 + i % 4 * 32), i > 0);
+      wgmma_ss<N>(s, wgmma_operand(k) + (i / 4 * kTile + i % 4 * 32), wgmma_operand(q) + (i / 4 * N * 128 + i % 4 * 32),
+                  i > 0);
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -82,7 +83,7 @@ struct Bf16Format {
     for (int t = 0; t < 8; ++t) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        wgmma_ss<N, 1, 0>(o[t], wgmma_operand(v + t * kTile + i * 2048), wgmma_operand(p + i * 32), true);
+        wgmma_ss<N, 1, 0>(o[t], wgmma_operand(v) + (t * kTile + i * 2048), wgmma_operand(p) + i * 32, true);
       }
     }
     wgmma_commit();

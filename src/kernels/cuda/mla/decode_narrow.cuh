@@ -332,8 +332,8 @@ __device__ __forceinline__ void narrow_item(NarrowMath<Format>& math, const Narr
 template <typename Format>
 __global__ void __launch_bounds__(kNarrowThreads, 1)
     decode_narrow_kernel(const __grid_constant__ DecodeParams params, const __grid_constant__ typename Format::Maps maps) {
-  extern __shared__ uint8_t raw[];
-  auto& shared = *reinterpret_cast<NarrowShared<Format>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
+  extern __shared__ __align__(1024) uint8_t raw[];
+  auto& shared = *reinterpret_cast<NarrowShared<Format>*>(raw);
   if (threadIdx.x == 0) {
     barrier_init(shared_address(&shared.q_full), 1);
     barrier_init(shared_address(&shared.q_empty), 8);
@@ -393,7 +393,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
 template <typename Format>
 void launch_narrow(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params,
                    const typename Format::Maps& maps) {
-  constexpr int kSharedBytes = sizeof(NarrowShared<Format>) + 1024;
+  constexpr int kSharedBytes = sizeof(NarrowShared<Format>);
   static_assert(kSharedBytes <= 227 * 1024);
   const auto kernel = decode_narrow_kernel<Format>;
   MOESAIC_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));

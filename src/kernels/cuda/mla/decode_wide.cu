@@ -19,7 +19,7 @@ namespace moesaic::cuda {
 namespace {
 
 #ifndef MLA_PREFETCH
-#define MLA_PREFETCH 1
+#define MLA_PREFETCH 0
 #endif
 #ifndef MLA_HINT
 #define MLA_HINT kEvictFirst
@@ -66,8 +66,8 @@ __device__ __forceinline__ void scores(float (&s)[32], const Layout& at, int whi
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const uint32_t offset = t * kTile + k * 32;
-      wgmma_ss<64>(s, wgmma_operand(at.q() + offset), wgmma_operand(at.block(which) + offset),
+      const int offset = t * kTile + k * 32;
+      wgmma_ss<64>(s, wgmma_operand(at.q()) + offset, wgmma_operand(at.block(which)) + offset,
                    accumulate || t > kFirst || k > 0);
     }
   }
@@ -76,13 +76,13 @@ __device__ __forceinline__ void scores(float (&s)[32], const Layout& at, int whi
 // o[64, 256] += P V, P in registers as the scores' fragments packed to bf16.
 __device__ __forceinline__ void values_from_registers(float (&o)[128], const uint32_t (&p)[4][4], uint32_t v) {
 #pragma unroll
-  for (int k = 0; k < 4; ++k) wgmma_rs<256, 1>(o, p[k], wgmma_operand(v + k * 2048, kTile), true);
+  for (int k = 0; k < 4; ++k) wgmma_rs<256, 1>(o, p[k], wgmma_operand(v, kTile) + k * 2048, true);
 }
 // The same with P in shared memory.
 __device__ __forceinline__ void values_from_shared(float (&o)[128], uint32_t p, uint32_t v) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    wgmma_ss<256, 0, 1>(o, wgmma_operand(p + k * 32), wgmma_operand(v + k * 2048, kTile), true);
+    wgmma_ss<256, 0, 1>(o, wgmma_operand(p) + k * 32, wgmma_operand(v, kTile) + k * 2048, true);
   }
 }
 
@@ -464,13 +464,13 @@ __device__ __forceinline__ void second_step(Math& math, State& state, const Task
       clear_rows(at.block(0) + 4 * kTile, task.kv_len - first_key, math.thread, 1);
     }
   }
-  fence_async_shared();
   pin(o);
   if constexpr (kPair) {
     pin_all(p);
     wgmma_fence();
     values_from_registers(o, p, at.block(1) + 4 * kTile);
     wgmma_commit();
+    fence_async_shared();  // of P1, while the products run
   }
   named_sync(kP0, kMathThreads);
   wgmma_fence();
@@ -518,8 +518,8 @@ __device__ __forceinline__ void write_zeros(const DecodeParams& params, const Ta
 __global__ void __launch_bounds__(kThreads, 1)
     decode_wide_kernel(const __grid_constant__ DecodeParams params, const __grid_constant__ CUtensorMap q_map,
                        const __grid_constant__ CUtensorMap tile_map, const __grid_constant__ CUtensorMap prefetch_map) {
-  extern __shared__ uint8_t raw[];
-  Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
+  extern __shared__ __align__(1024) uint8_t raw[];
+  Shared& shared = *reinterpret_cast<Shared*>(raw);
   const Layout at{shared_address(&shared)};
   if (threadIdx.x == 0) {
     barrier_init(at.q_full(), 1);
@@ -566,7 +566,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 void launch_decode_wide(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params,
                         const CUtensorMap& q_map, const CUtensorMap& tile_map, const CUtensorMap& prefetch_map) {
-  constexpr int kSharedBytes = sizeof(Shared) + 1024;
+  constexpr int kSharedBytes = sizeof(Shared);
   MOESAIC_CUDA_CHECK(
       cudaFuncSetAttribute(decode_wide_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   cudaLaunchConfig_t config{};

@@ -53,7 +53,7 @@ __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy
 
 // Read once by few blocks: leaves L2 first.
 constexpr uint64_t kEvictFirst = 0x12F0000000000000;
-constexpr uint64_t kEvictLast = 0x14F0000000000000;
+constexpr uint64_t kEvictNormal = 0x1000000000000000;
 
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");

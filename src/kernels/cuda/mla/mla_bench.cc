@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/mla/decode_bench_data.h"
 #include "kernels/cuda/mla/mla_decode.h"
+#include "kernels/cuda/mla/mla_prefill.h"
 #include "tensor/cuda/cuda_error.h"
 
 namespace moesaic::cuda {
@@ -61,9 +62,50 @@ absl::Status bench_decode(KernelBench& bench, const Tensor& rows, const DecodeBe
   return absl::OkStatus();
 }
 
+struct PrefillShape {
+  int64_t batch, heads, q_len, kv_len;
+};
+
+absl::Status bench_prefill(KernelBench& bench, const PrefillShape& shape) {
+  std::vector<int32_t> q_begin, kv_begin;
+  for (int64_t s = 0; s <= shape.batch; ++s) {
+    q_begin.push_back(static_cast<int32_t>(s * shape.q_len));
+    kv_begin.push_back(static_cast<int32_t>(s * shape.kv_len));
+  }
+  const int64_t num_tokens = shape.batch * shape.q_len, num_keys = shape.batch * shape.kv_len;
+  const MlaPrefillArgs args{.num_heads = shape.heads,
+                            .q = bench.alloc_random(DType::kBF16, {num_tokens, shape.heads * kMlaKeyDim}),
+                            .k = bench.alloc_random(DType::kBF16, {num_keys, shape.heads * kMlaKeyDim}),
+                            .v = bench.alloc_random(DType::kBF16, {num_keys, shape.heads * kMlaValueDim}),
+                            .q_begin = bench.alloc_i32(q_begin),
+                            .kv_begin = bench.alloc_i32(kv_begin),
+                            .softmax_scale = kScale,
+                            .workspace = bench.alloc(DType::kU8, {kMlaPrefillWorkspaceBytes}),
+                            .out = bench.alloc(DType::kBF16, {num_tokens, shape.heads * kMlaValueDim}),
+                            .num_sms = bench.device().num_sms};
+  MOESAIC_RETURN_IF_ERROR(mla_prefill(bench.stream(), args));
+  // The pairs of a query and a key that it sees.
+  const double pairs = shape.batch * (shape.q_len * (shape.kv_len - shape.q_len) + shape.q_len * (shape.q_len + 1) / 2.0);
+  const KernelWork work{
+      .bytes = 2.0 * shape.heads * (num_tokens + num_keys) * (kMlaKeyDim + kMlaValueDim),
+      .flops = 2.0 * shape.heads * pairs * (kMlaKeyDim + kMlaValueDim)};
+  bench.measure({.op = "mla_prefill",
+                 .batch = shape.batch,
+                 .heads = shape.heads,
+                 .q_len = shape.q_len,
+                 .kv_len = shape.kv_len,
+                 .dtype = "bf16"},
+                work, [&](cudaStream_t stream) { MOESAIC_CHECK(mla_prefill(stream, args).ok()); });
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status bench_mla(KernelBench& bench) {
+  for (const PrefillShape& shape : {PrefillShape{1, 128, 4096, 4096}, {1, 128, 8192, 8192}, {1, 16, 16384, 16384},
+                                    {16, 128, 512, 512}, {4, 128, 2048, 2048}, {1, 128, 2048, 8192}}) {
+    MOESAIC_RETURN_IF_ERROR(bench_prefill(bench, shape));
+  }
   for (const DType dtype : {DType::kBF16, DType::kE4M3}) {
     const Tensor rows = random_rows(bench, dtype, kDecodeBenchBlocks * kMlaBlockTokens);
     for (const DecodeBenchShape& shape : decode_bench_shapes()) {

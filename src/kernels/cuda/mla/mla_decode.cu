@@ -58,7 +58,7 @@ absl::Status mla_decode(cudaStream_t stream, const MlaDecodeArgs& args) {
     MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap latents_map, bytes_map(128, /*swizzle=*/true));
     MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap scales_map, bytes_map(16, /*swizzle=*/false));
     launch_decode_fp8(stream, layout, params, args.q.raw(), latents_map, scales_map);
-    launch_decode_merge(stream, layout, params);
+    launch_decode_merge(stream, layout, params, static_cast<int>(args.shape.num_seqs));
     return absl::OkStatus();
   }
   MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap q_map,
@@ -76,7 +76,7 @@ absl::Status mla_decode(cudaStream_t stream, const MlaDecodeArgs& args) {
   } else {
     launch_decode_narrow(stream, layout, params, q_map, rows3_map);
   }
-  launch_decode_merge(stream, layout, params);
+  launch_decode_merge(stream, layout, params, static_cast<int>(args.shape.num_seqs));
   return absl::OkStatus();
 }
 
