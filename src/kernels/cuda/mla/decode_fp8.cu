@@ -7,9 +7,9 @@
 // exponent and mantissa bits; scales and 2^60 go into P, which exists once for each scale group; O^T comes out
 // times 2^-60.
 //
-// Element orders are free where a product sums over them or where its rows are stored: of 64 keys x 128 bytes, lane 4 g + c
-// takes the 16-byte chunks 2 c and 2 c + 1 of key g (no bank conflicts under the swizzle), and Q is permuted alike; V^T
-// comes by transposing loads of 16-bit pairs of latents, whose even and odd bytes are rows r and r + 8.
+// Element orders are free where a product sums over them or where its rows are stored: of 64 keys x 128 bytes, lane 4 g
+// + c takes the 16-byte chunks 2 c and 2 c + 1 of key g (no bank conflicts under the swizzle), and Q is permuted alike;
+// V^T comes by transposing loads of 16-bit pairs of latents, whose even and odd bytes are rows r and r + 8.
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/mla/decode_narrow.cuh"
@@ -22,12 +22,16 @@ constexpr int kLatentTile = 64 * 128;  // bytes of 64 keys x one scale group
 // Two e4m3 to two f16.
 __device__ __forceinline__ uint32_t e4m3_to_f16(uint32_t pair) {
   uint32_t result;
-  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}\n" : "=r"(result) : "r"(pair));
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}\n"
+      : "=r"(result)
+      : "r"(pair));
   return result;
 }
 __device__ __forceinline__ uint32_t e4m3_high_to_f16(uint32_t pairs) {
   uint32_t result;
-  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}\n" : "=r"(result) : "r"(pairs));
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}\n"
+      : "=r"(result)
+      : "r"(pairs));
   return result;
 }
 
@@ -85,7 +89,7 @@ struct Fp8Format {
 
   // All math threads together convert the tile's rows of Q.
   static __device__ __forceinline__ void begin_item(Math& math, const NarrowTask& task, const Maps& maps) {
-    named_sync(kBoth, 256);  // nobody reads the last item's any more
+    named_sync(kBoth, 256);                                           // nobody reads the last item's any more
     constexpr int kRowThreads = 256 / N, kChunks = 64 / kRowThreads;  // a chunk is 8 columns
     const int thread = math.warpgroup * 128 + math.thread, row = thread / kRowThreads, lane = thread % kRowThreads;
     const uint4* from = reinterpret_cast<const uint4*>(maps.q + int64_t{task.row_begin + row} * 576);
@@ -148,7 +152,8 @@ struct Fp8Format {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      wgmma_ss<N>(s, wgmma_operand(shared_address(stage.keys)) + k * 32, wgmma_operand(q) + (8 * N * 128 + k * 32), k > 0);
+      wgmma_ss<N>(s, wgmma_operand(shared_address(stage.keys)) + k * 32, wgmma_operand(q) + (8 * N * 128 + k * 32),
+                  k > 0);
     }
     wgmma_commit();
     const auto add = [&](int g) {
@@ -182,7 +187,8 @@ struct Fp8Format {
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        wgmma_rs_f16<N>(groups[g % kBuffers], a[buffer][k], wgmma_operand(q) + (pass * N * 128 + k * 32), h > 0 || k > 0);
+        wgmma_rs_f16<N>(groups[g % kBuffers], a[buffer][k], wgmma_operand(q) + (pass * N * 128 + k * 32),
+                        h > 0 || k > 0);
       }
       wgmma_commit();
       wgmma_wait<kBuffers - 1>();
@@ -225,8 +231,8 @@ struct Fp8Format {
 #pragma unroll
     for (int t = 0; t < 8; ++t) {
       const int buffer = t % kBuffers;
-      const uint32_t row = v + t / 2 * kLatentTile + math.lane * 128 +
-                           (((4 * (t % 2) + math.warp) ^ (math.lane & 7)) * 16);
+      const uint32_t row =
+          v + t / 2 * kLatentTile + math.lane * 128 + (((4 * (t % 2) + math.warp) ^ (math.lane & 7)) * 16);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {  // 32 keys
         uint32_t m[4];

@@ -17,8 +17,8 @@ constexpr int kAhead = 4;
 constexpr int kMaxSlots = 256;  // of one sequence
 
 template <int kRuns>
-__device__ __forceinline__ void merge_row(const DecodeParams& params, const DecodeMerge& merge, int row, int run, int thread,
-                                          float* weights, float4 (*runs)[kRunThreads]) {
+__device__ __forceinline__ void merge_row(const DecodeParams& params, const DecodeMerge& merge, int row, int run,
+                                          int thread, float* weights, float4 (*runs)[kRunThreads]) {
   const int begin = merge.num_slots * run / kRuns, end = merge.num_slots * (run + 1) / kRuns;
   const int64_t first = int64_t{merge.slot_begin} * params.partial_rows + row;
   const float4* from = reinterpret_cast<const float4*>(params.partial_o + first * 512) + thread;
@@ -106,7 +106,8 @@ void launch_decode_merge(cudaStream_t stream, const DecodeLayout& layout, const 
   const bool many_slots = max_merges <= 8;
   const auto kernel = many_slots ? decode_merge_kernel<4> : decode_merge_kernel<1>;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(std::min(max_merges * layout.partial_rows, layout.num_tiles * layout.num_parts * (many_slots ? 4 : 16)));
+  config.gridDim =
+      dim3(std::min(max_merges * layout.partial_rows, layout.num_tiles * layout.num_parts * (many_slots ? 4 : 16)));
   config.blockDim = dim3((many_slots ? 4 : 1) * kRunThreads);
   config.stream = stream;
   config.attrs = &attribute;

@@ -46,7 +46,9 @@ struct Bf16Format {
     barrier_wait(shared_address(&math.shared.q_full), math.q_parity);
     math.q_parity ^= 1;
   }
-  static __device__ __forceinline__ void query_read(Math& math) { narrow_release(math, &math.shared.q_empty); }
+  static __device__ __forceinline__ void query_read(Math& math) {
+    narrow_release(math, &math.shared.q_empty);
+  }
 
   static __device__ __forceinline__ void scores(Math& math, float (&s)[N / 2], int stage) {
     const uint32_t k = shared_address(&math.shared.stages[stage]), q = shared_address(&math.shared.query);

@@ -8,7 +8,8 @@
 //   load_query, load_block          by the loading thread
 //   begin_item, query_read          by the math threads: Q is there; this warpgroup has read it for the last time
 //   scores, store_p, values         S^T, P^T to shared memory, O^T += V^T P^T
-//   kAdjacent, kUnit                whether the products' rows r and r + 8 are adjacent latents (2 r and 2 r + 1 of 16), or r
+//   kAdjacent, kUnit                whether the products' rows r and r + 8 are adjacent latents (2 r and 2 r + 1 of
+//   16), or r
 //                                   and r + 8; what O^T has to be multiplied by
 #pragma once
 
@@ -45,7 +46,9 @@ struct NarrowTask {
 };
 
 // The compiler does not see that all threads load the same value, and orders wgmma with care in branches on it.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
+__device__ __forceinline__ int uniform(int value) {
+  return __shfl_sync(0xffffffff, value, 0);
+}
 
 __device__ __forceinline__ NarrowTask narrow_task(const DecodeItem& item, int num_heads, int tile, int rows) {
   NarrowTask task;
@@ -71,7 +74,9 @@ struct NarrowMath {
 };
 
 // The column of S^T that is this thread's `c`-th: element d[4 (c / 2) + 2 i + c % 2] of a product is in it.
-__device__ __forceinline__ int narrow_column(int lane, int c) { return c / 2 * 8 + lane % 4 * 2 + c % 2; }
+__device__ __forceinline__ int narrow_column(int lane, int c) {
+  return c / 2 * 8 + lane % 4 * 2 + c % 2;
+}
 
 template <typename Format>
 __device__ __forceinline__ void narrow_mask(const NarrowMath<Format>& math, float (&s)[Format::kRows / 2],
@@ -216,8 +221,10 @@ __device__ __forceinline__ void narrow_exchange(NarrowMath<Format>& math, float 
       const int c = i / 4 * 2 + i % 2;
       const float kept = math.warpgroup == 0 ? o[t][i] : o[t + 4][i];
       const float value = kept * own[c] + from[(t * kElements + i) * 128] * other[c];
-      if (math.warpgroup == 0) o[t][i] = value;
-      else o[t + 4][i] = value;
+      if (math.warpgroup == 0)
+        o[t][i] = value;
+      else
+        o[t + 4][i] = value;
     }
   }
 }
@@ -331,7 +338,8 @@ __device__ __forceinline__ void narrow_item(NarrowMath<Format>& math, const Narr
 
 template <typename Format>
 __global__ void __launch_bounds__(kNarrowThreads, 1)
-    decode_narrow_kernel(const __grid_constant__ DecodeParams params, const __grid_constant__ typename Format::Maps maps) {
+    decode_narrow_kernel(const __grid_constant__ DecodeParams params,
+                         const __grid_constant__ typename Format::Maps maps) {
   extern __shared__ __align__(1024) uint8_t raw[];
   auto& shared = *reinterpret_cast<NarrowShared<Format>*>(raw);
   if (threadIdx.x == 0) {
@@ -365,7 +373,8 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
         if (b + 1 < num_blocks) next_row = table[b + 1] * 64;  // arrives meanwhile
         barrier_wait(shared_address(&shared.empty[stage]), (taken / Format::kStages & 1) ^ 1);
         Format::load_block(maps, shared.stages[stage], row, shared_address(&shared.full[stage]));
-        if (b == 0) Format::load_query(maps, shared, item.q_begin * params.num_heads + tile * Format::kRows, num_queries++);
+        if (b == 0)
+          Format::load_query(maps, shared, item.q_begin * params.num_heads + tile * Format::kRows, num_queries++);
       }
     }
     return;

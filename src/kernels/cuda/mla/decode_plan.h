@@ -33,11 +33,11 @@ struct alignas(16) DecodeMerge {
 
 // Host-side facts that follow from the shape.
 struct DecodeLayout {
-  int tile_rows;       // rows of (query, head) a thread block holds: 16, 32 or 64
-  int num_tiles;       // of the longest query
-  int num_parts;       // shares of the cache; the grid is num_tiles x num_parts
-  int item_overhead;   // cost of starting and ending an item, in blocks
-  int partial_rows;    // rows of a slot: max_q_len * num_heads
+  int tile_rows;      // rows of (query, head) a thread block holds: 16, 32 or 64
+  int num_tiles;      // of the longest query
+  int num_parts;      // shares of the cache; the grid is num_tiles x num_parts
+  int item_overhead;  // cost of starting and ending an item, in blocks
+  int partial_rows;   // rows of a slot: max_q_len * num_heads
   int num_slots() const { return 2 * num_parts; }
 };
 DecodeLayout decode_layout(const MlaDecodeShape& shape);
@@ -63,8 +63,8 @@ struct DecodeParams {
   int64_t block_table_stride;
   int num_heads;
   int partial_rows;
-  float scale_log2;  // softmax scale * log2(e)
-  void* out;         // bf16 [num_tokens, num_heads, 512]
+  float scale_log2;    // softmax scale * log2(e)
+  void* out;           // bf16 [num_tokens, num_heads, 512]
   float* partial_o;    // [num_slots, partial_rows, 512], normalised
   float* partial_lse;  // [num_slots, partial_rows], log2 of the sum of exp2; -inf where no key was seen
 };

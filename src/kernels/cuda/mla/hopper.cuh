@@ -1,5 +1,5 @@
-// The PTX that the attention kernels are made of, apart from wgmma: mbarriers, TMA loads, named barriers, fences between
-// the generic and the async proxy, register budgets. Shared-memory addresses are 32-bit.
+// The PTX that the attention kernels are made of, apart from wgmma: mbarriers, TMA loads, named barriers, fences
+// between the generic and the async proxy, register budgets. Shared-memory addresses are 32-bit.
 #pragma once
 
 #include <cuda.h>
@@ -47,7 +47,9 @@ __device__ __forceinline__ void named_arrive(int id, int num_threads) {
 }
 
 // What this thread wrote to shared memory becomes visible to wgmma and TMA (after a barrier with their issuer).
-__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+__device__ __forceinline__ void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
 
 // ---- TMA ------------------------------------------------------------------------------------------------------------
 
@@ -55,9 +57,6 @@ __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy
 constexpr uint64_t kEvictFirst = 0x12F0000000000000;
 constexpr uint64_t kEvictNormal = 0x1000000000000000;
 
-__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
-}
 // Loads the map's box at (x, y[, z]), innermost first, and completes its bytes on `barrier`.
 __device__ __forceinline__ void tma_load_2d(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t barrier,
                                             uint64_t cache_policy) {
@@ -76,11 +75,6 @@ __device__ __forceinline__ void tma_load_3d(uint32_t to, const CUtensorMap* map,
       : "memory");
 }
 
-__device__ __forceinline__ void tma_prefetch_3d(const CUtensorMap* map, int x, int y, int z) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];\n" ::"l"(map), "r"(x), "r"(y), "r"(z)
-               : "memory");
-}
-
 // ---- Registers, launches, arithmetic --------------------------------------------------------------------------------
 
 template <int n>
@@ -93,8 +87,12 @@ __device__ __forceinline__ void more_registers() {
 }
 
 // Programmatic dependent launch: the next kernel may start; what the one before wrote is visible.
-__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory"); }
-__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
+__device__ __forceinline__ void launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_previous() {
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+}
 
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;

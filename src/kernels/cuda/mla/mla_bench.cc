@@ -17,8 +17,8 @@ Tensor random_rows(KernelBench& bench, DType dtype, int64_t num_rows) {
   const Tensor scales = bench.alloc_random(DType::kF32, {num_rows, 4}, 1.0f / 448);
   const Tensor keys = bench.alloc_random(DType::kBF16, {num_rows, kMlaRopeDim});
   const auto place = [&](const Tensor& from, int64_t offset, int64_t width) {
-    MOESAIC_CUDA_CHECK(cudaMemcpy2DAsync(rows.data<char>() + offset, kMlaFp8RowBytes, from.raw(), width, width, num_rows,
-                                         cudaMemcpyDeviceToDevice, bench.stream()));
+    MOESAIC_CUDA_CHECK(cudaMemcpy2DAsync(rows.data<char>() + offset, kMlaFp8RowBytes, from.raw(), width, width,
+                                         num_rows, cudaMemcpyDeviceToDevice, bench.stream()));
   };
   place(scales, kMlaLatentDim, 16);
   place(keys, kMlaLatentDim + 16, 2 * kMlaRopeDim);
@@ -43,8 +43,12 @@ absl::Status bench_decode(KernelBench& bench, const Tensor& rows, const DecodeBe
   MOESAIC_RETURN_IF_ERROR(mla_decode_plan(bench.stream(), shape, data.kv_lens, data.q_begin, args.plan));
   MOESAIC_RETURN_IF_ERROR(mla_decode(bench.stream(), args));
   if (!bench_shape.ragged && bench_shape.kv_len == 4096 && rows.dtype() == DType::kBF16) {
-    bench.measure({.op = "mla_decode_plan", .batch = bench_shape.batch, .heads = bench_shape.heads,
-                   .q_len = bench_shape.q_len, .kv_len = bench_shape.kv_len, .dtype = "i32"},
+    bench.measure({.op = "mla_decode_plan",
+                   .batch = bench_shape.batch,
+                   .heads = bench_shape.heads,
+                   .q_len = bench_shape.q_len,
+                   .kv_len = bench_shape.kv_len,
+                   .dtype = "i32"},
                   {}, [&](cudaStream_t stream) {
                     MOESAIC_CHECK(mla_decode_plan(stream, shape, data.kv_lens, data.q_begin, args.plan).ok());
                   });
@@ -85,10 +89,10 @@ absl::Status bench_prefill(KernelBench& bench, const PrefillShape& shape) {
                             .num_sms = bench.device().num_sms};
   MOESAIC_RETURN_IF_ERROR(mla_prefill(bench.stream(), args));
   // The pairs of a query and a key that it sees.
-  const double pairs = shape.batch * (shape.q_len * (shape.kv_len - shape.q_len) + shape.q_len * (shape.q_len + 1) / 2.0);
-  const KernelWork work{
-      .bytes = 2.0 * shape.heads * (num_tokens + num_keys) * (kMlaKeyDim + kMlaValueDim),
-      .flops = 2.0 * shape.heads * pairs * (kMlaKeyDim + kMlaValueDim)};
+  const double pairs =
+      shape.batch * (shape.q_len * (shape.kv_len - shape.q_len) + shape.q_len * (shape.q_len + 1) / 2.0);
+  const KernelWork work{.bytes = 2.0 * shape.heads * (num_tokens + num_keys) * (kMlaKeyDim + kMlaValueDim),
+                        .flops = 2.0 * shape.heads * pairs * (kMlaKeyDim + kMlaValueDim)};
   bench.measure({.op = "mla_prefill",
                  .batch = shape.batch,
                  .heads = shape.heads,
@@ -102,8 +106,12 @@ absl::Status bench_prefill(KernelBench& bench, const PrefillShape& shape) {
 }  // namespace
 
 absl::Status bench_mla(KernelBench& bench) {
-  for (const PrefillShape& shape : {PrefillShape{1, 128, 4096, 4096}, {1, 128, 8192, 8192}, {1, 16, 16384, 16384},
-                                    {16, 128, 512, 512}, {4, 128, 2048, 2048}, {1, 128, 2048, 8192}}) {
+  for (const PrefillShape& shape : {PrefillShape{1, 128, 4096, 4096},
+                                    {1, 128, 8192, 8192},
+                                    {1, 16, 16384, 16384},
+                                    {16, 128, 512, 512},
+                                    {4, 128, 2048, 2048},
+                                    {1, 128, 2048, 8192}}) {
     MOESAIC_RETURN_IF_ERROR(bench_prefill(bench, shape));
   }
   for (const DType dtype : {DType::kBF16, DType::kE4M3}) {

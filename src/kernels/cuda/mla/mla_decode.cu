@@ -69,11 +69,11 @@ absl::Status mla_decode(cudaStream_t stream, const MlaDecodeArgs& args) {
     return make_tensor_map(args.rows.raw(), DType::kBF16, {64, num_rows, 9}, {kWidth * 2, 128}, {64, 64, num_tiles},
                            /*swizzle=*/true);
   };
-  MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap rows3_map, rows_map(3));
   if (layout.tile_rows == 64) {
     MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap rows1_map, rows_map(1));
-    launch_decode_wide(stream, layout, params, q_map, rows1_map, rows3_map);
+    launch_decode_wide(stream, layout, params, q_map, rows1_map);
   } else {
+    MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap rows3_map, rows_map(3));
     launch_decode_narrow(stream, layout, params, q_map, rows3_map);
   }
   launch_decode_merge(stream, layout, params, static_cast<int>(args.shape.num_seqs));

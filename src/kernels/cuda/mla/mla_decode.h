@@ -1,7 +1,7 @@
-// Absorbed MLA attention over the paged latent cache on Hopper: what ops.h defines as mla_decode, for 512 latents and 64
-// rotated keys a row. One kernel of persistent blocks works through a plan that is made on the device, and a second one
-// merges the parts of sequences that were split. Both can be captured in a CUDA graph: nothing is allocated, nothing is
-// read on the host; lengths may change between replays as long as num_seqs and max_q_len stay.
+// Absorbed MLA attention over the paged latent cache on Hopper: what ops.h defines as mla_decode, for 512 latents and
+// 64 rotated keys a row. One kernel of persistent blocks works through a plan that is made on the device, and a second
+// one merges the parts of sequences that were split. Both can be captured in a CUDA graph: nothing is allocated,
+// nothing is read on the host; lengths may change between replays as long as num_seqs and max_q_len stay.
 //   MOESAIC_RETURN_IF_ERROR(mla_decode_plan(stream, shape, kv_lens, q_begin, plan));  // once a step
 //   MOESAIC_RETURN_IF_ERROR(mla_decode(stream, args));                       // in every layer
 // Results depend on the plan, so on all lengths of the batch, but not on timing: the same call gives the same bits.
@@ -31,9 +31,9 @@ int64_t mla_decode_plan_bytes(const MlaDecodeShape& shape);
 int64_t mla_decode_workspace_bytes(const MlaDecodeShape& shape);
 
 // Cuts the blocks of all sequences into equal shares for the device's multiprocessors.
-// In device memory: kv_lens [num_seqs] i32, >= 0, the step's own rows included; 0 gives zeros. q_begin [num_seqs + 1] i32:
-// sequence s has tokens q_begin[s] .. q_begin[s + 1] - 1, its last positions. plan: at least mla_decode_plan_bytes, 16-byte
-// aligned; written.
+// In device memory: kv_lens [num_seqs] i32, >= 0, the step's own rows included; 0 gives zeros. q_begin [num_seqs + 1]
+// i32: sequence s has tokens q_begin[s] .. q_begin[s + 1] - 1, its last positions. plan: at least
+// mla_decode_plan_bytes, 16-byte aligned; written.
 absl::Status mla_decode_plan(cudaStream_t stream, const MlaDecodeShape& shape, const Tensor& kv_lens,
                              const Tensor& q_begin, const Tensor& plan);
 

@@ -67,29 +67,56 @@ class Batch {
     return out;
   }
 
-  // Bits of the output; everything that a call may write is poisoned first.
-  std::vector<uint16_t> computed(cudaStream_t stream, int num_sms) const {
+  // Bits of the output; everything that a call may write is poisoned first. With `later`, plan and call are captured
+  // with this batch's lengths and replayed with later's.
+  std::vector<uint16_t> computed(cudaStream_t stream, int num_sms, const std::vector<int32_t>* later = nullptr) const {
     const MlaDecodeShape shape = this->shape(num_sms);
     const DeviceTensor plan = test::poisoned(DType::kU8, {mla_decode_plan_bytes(shape)});
     const DeviceTensor workspace = test::poisoned(DType::kU8, {mla_decode_workspace_bytes(shape)});
     const DeviceTensor out = test::poisoned(DType::kBF16, {num_tokens(), num_heads_, kMlaLatentDim});
     const DeviceTensor q = test::upload(DType::kBF16, {num_tokens(), num_heads_, kWidth}, q_);
     const DeviceTensor rows = test::upload(DType::kU8, {static_cast<int64_t>(rows_.size())}, rows_);
-    const DeviceTensor table =
-        test::upload(DType::kI32, {static_cast<int64_t>(seqs_.size()), table_width()}, table_);
-    const DeviceTensor kv_lens = test::upload(DType::kI32, {static_cast<int64_t>(seqs_.size())}, kv_lens_);
+    const DeviceTensor table = test::upload(DType::kI32, {static_cast<int64_t>(seqs_.size()), table_width()}, table_);
+    DeviceTensor kv_lens = test::upload(DType::kI32, {static_cast<int64_t>(seqs_.size())}, kv_lens_);
     const DeviceTensor q_begin = test::upload(DType::kI32, {static_cast<int64_t>(q_begin_.size())}, q_begin_);
-    EXPECT_EQ(mla_decode_plan(stream, shape, kv_lens, q_begin, plan), absl::OkStatus());
-    EXPECT_EQ(mla_decode(stream, {.shape = shape,
-                                  .q = q,
-                                  .rows = rows.buffer.tensor(cache_dtype_, host_cache().rows.shape()),
-                                  .block_table = table,
-                                  .softmax_scale = kScale,
-                                  .plan = plan,
-                                  .workspace = workspace,
-                                  .out = out}),
-              absl::OkStatus());
-    return test::download<uint16_t>(out);
+    const auto call = [&] {
+      EXPECT_EQ(mla_decode_plan(stream, shape, kv_lens, q_begin, plan), absl::OkStatus());
+      EXPECT_EQ(mla_decode(stream, {.shape = shape,
+                                    .q = q,
+                                    .rows = rows.buffer.tensor(cache_dtype_, host_cache().rows.shape()),
+                                    .block_table = table,
+                                    .softmax_scale = kScale,
+                                    .plan = plan,
+                                    .workspace = workspace,
+                                    .out = out}),
+                absl::OkStatus());
+    };
+    if (later == nullptr) {
+      call();
+      return test::download<uint16_t>(out);
+    }
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    MOESAIC_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    call();
+    MOESAIC_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    MOESAIC_CUDA_CHECK(cudaGraphInstantiate(&executable, graph));
+    kv_lens.buffer.upload(later->data(), later->size() * sizeof(int32_t));
+    MOESAIC_CUDA_CHECK(cudaGraphLaunch(executable, stream));
+    std::vector<uint16_t> bits = test::download<uint16_t>(out);
+    MOESAIC_CUDA_CHECK(cudaGraphExecDestroy(executable));
+    MOESAIC_CUDA_CHECK(cudaGraphDestroy(graph));
+    return bits;
+  }
+
+  // `later` has the same queries and at most as many keys.
+  void check_captured(cudaStream_t stream, const std::vector<Sequence>& later) {
+    std::vector<int32_t> lens;
+    for (const Sequence& seq : later) lens.push_back(seq.kv_len);
+    const std::vector<float> got = test::widen_bf16(computed(stream, 132, &lens));
+    seqs_ = later;
+    kv_lens_ = lens;
+    EXPECT_LT(test::rel_error(got, expected()), 4e-3);
   }
 
   // Checks the whole and every row; a row that sees no key must be zero.
@@ -212,11 +239,19 @@ TEST_P(MlaDecode, SameBitsTwice) {
   }
 }
 
+// Lengths live on the device: a captured plan and call serve other lengths than those of the capture.
+TEST_P(MlaDecode, GraphsServeOtherLengths) {
+  std::vector<Sequence> seqs = {{2, 700}, {2, 64}, {2, 129}};
+  Batch batch(5, 16, seqs, GetParam());
+  batch.check_captured(stream(), {{2, 640}, {2, 0}, {2, 100}});
+}
+
 INSTANTIATE_TEST_SUITE_P(Rows, MlaDecode, testing::Values(DType::kBF16, DType::kE4M3),
                          [](const auto& info) { return std::string(dtype_name(info.param)); });
 
 TEST(MlaDecodeShapes, LimitsAreNamed) {
-  const MlaDecodeShape good{.num_seqs = 2, .num_heads = 16, .max_q_len = 1, .cache_dtype = DType::kBF16, .num_sms = 132};
+  const MlaDecodeShape good{
+      .num_seqs = 2, .num_heads = 16, .max_q_len = 1, .cache_dtype = DType::kBF16, .num_sms = 132};
   const auto message = [](MlaDecodeShape shape) {
     return std::string(mla_decode_plan(nullptr, shape, Tensor(), Tensor(), Tensor()).message());
   };

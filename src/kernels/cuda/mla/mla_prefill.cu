@@ -1,8 +1,8 @@
-// Flash attention for 192-wide keys and 128-wide values. A thread block has 128 queries of one head: two warpgroups of 64
-// rows each, and a warp that loads tiles of 128 keys and values into two stages. Within a warpgroup the scores of the next
-// tile and the values of the current one are in the tensor cores while nobody waits; between warpgroups, turns (named
-// barriers) let one compute its softmax while the other multiplies: FlashAttention-3's two overlaps (Shah et al. 2024,
-// section 3). Tiles of queries are handed out by a counter, long ones first.
+// Flash attention for 192-wide keys and 128-wide values. A thread block has 128 queries of one head: two warpgroups of
+// 64 rows each, and a warp that loads tiles of 128 keys and values into two stages. Within a warpgroup the scores of
+// the next tile and the values of the current one are in the tensor cores while nobody waits; between warpgroups, turns
+// (named barriers) let one compute its softmax while the other multiplies: FlashAttention-3's two overlaps (Shah et al.
+// 2024, section 3). Tiles of queries are handed out by a counter, long ones first.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -27,9 +27,9 @@ enum Named { kTurn = 1, kWarpgroup = 3 };  // + warpgroup
 
 // 128 queries of a head of a sequence.
 struct Tile {
-  int head;                  // -1: no more
-  int first_query;           // of the sequence
-  int q_begin, q_len;        // tokens
+  int head;            // -1: no more
+  int first_query;     // of the sequence
+  int q_begin, q_len;  // tokens
   int kv_begin, kv_len;
 };
 
@@ -52,8 +52,8 @@ struct Params {
   int64_t out_stride;
 };
 
-// Tile `index` of all; the warp looks at 32 sequences at a time. Tiles of a sequence come head by head, late queries, which
-// see most keys, first.
+// Tile `index` of all; the warp looks at 32 sequences at a time. Tiles of a sequence come head by head, late queries,
+// which see most keys, first.
 __device__ Tile find_tile(const Params& params, int index) {
   const int lane = threadIdx.x % 32;
   for (int base = 0; base < params.num_seqs; base += 32) {
@@ -159,7 +159,8 @@ __device__ __forceinline__ void release(const Math& math, uint64_t& barrier) {
 
 // s[64, 128] = Q K^T, issued only.
 __device__ __forceinline__ void issue_scores(const Math& math, float (&s)[64], int stage) {
-  const uint32_t q = shared_address(math.shared.q) + math.warpgroup * 64 * 128, k = shared_address(math.shared.k[stage]);
+  const uint32_t q = shared_address(math.shared.q) + math.warpgroup * 64 * 128,
+                 k = shared_address(math.shared.k[stage]);
   pin(s);
   wgmma_fence();
 #pragma unroll
@@ -246,7 +247,8 @@ __device__ __forceinline__ void attend(Math& math, const Tile& tile) {
   const int num_tiles = num_key_tiles(tile), row = math.warpgroup * 64 + 16 * math.warp + math.lane / 4;
   int limit[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) limit[i] = min(tile.kv_len, tile.kv_len - tile.q_len + tile.first_query + row + 8 * i + 1);
+  for (int i = 0; i < 2; ++i)
+    limit[i] = min(tile.kv_len, tile.kv_len - tile.q_len + tile.first_query + row + 8 * i + 1);
   const int least_limit = tile.kv_len - tile.q_len + tile.first_query + 1;
 
   float s[64], o[64], factor[2];
@@ -273,7 +275,8 @@ __device__ __forceinline__ void attend(Math& math, const Tile& tile) {
     next.advance();
     barrier_wait(shared_address(&shared.k_full[next.stage]), next.parity);
     barrier_wait(shared_address(&shared.v_full[math.ring.stage]), math.ring.parity);
-    if (n == num_tiles - 1 && n * kKeys + kKeys > tile.kv_len) clear_values(math, math.ring.stage, tile.kv_len - n * kKeys);
+    if (n == num_tiles - 1 && n * kKeys + kKeys > tile.kv_len)
+      clear_values(math, math.ring.stage, tile.kv_len - n * kKeys);
     named_sync(kTurn + math.warpgroup, 256);
     pin(o);
     pin_all(p);
@@ -321,7 +324,9 @@ __device__ __forceinline__ void attend(Math& math, const Tile& tile) {
 }
 
 // The compiler does not see that all threads load the same value, and orders wgmma with care in branches on it.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
+__device__ __forceinline__ int uniform(int value) {
+  return __shfl_sync(0xffffffff, value, 0);
+}
 
 __global__ void __launch_bounds__(kThreads, 1)
     mla_prefill_kernel(const __grid_constant__ Params params, const __grid_constant__ CUtensorMap q_map,
@@ -371,8 +376,8 @@ absl::Status check(const MlaPrefillArgs& args) {
   }
   for (const Tensor* tensor : {&args.q, &args.k, &args.v}) {
     if (tensor->row_stride() % 8 != 0 || reinterpret_cast<uintptr_t>(tensor->raw()) % 16 != 0) {
-      return absl::InvalidArgumentError(
-          str_cat("mla_prefill: rows ", tensor->row_stride(), " elements apart, expected a multiple of 8 and 16-byte alignment"));
+      return absl::InvalidArgumentError(str_cat("mla_prefill: rows ", tensor->row_stride(),
+                                                " elements apart, expected a multiple of 8 and 16-byte alignment"));
     }
   }
   for (const Tensor* tensor : {&args.q, &args.k, &args.v, &args.out}) MOESAIC_CHECK_EQ(tensor->dtype(), DType::kBF16);

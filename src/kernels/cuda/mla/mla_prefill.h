@@ -1,6 +1,6 @@
-// Attention over expanded keys and values (MHA) on Hopper: what prompts use. Causal; sequences of different lengths lie one
-// after the other; a sequence whose keys began in earlier chunks has more keys than queries. Can be captured in a CUDA
-// graph: nothing is allocated, lengths are read on the device.
+// Attention over expanded keys and values (MHA) on Hopper: what prompts use. Causal; sequences of different lengths lie
+// one after the other; a sequence whose keys began in earlier chunks has more keys than queries. Can be captured in a
+// CUDA graph: nothing is allocated, lengths are read on the device.
 #pragma once
 
 #include <cuda_runtime_api.h>

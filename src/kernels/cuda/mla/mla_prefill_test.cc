@@ -1,5 +1,5 @@
-// mla_prefill against a plain double loop: ragged sequences, cached prefixes, strided rows, NaN in all rows and columns that
-// are not the sequence's own.
+// mla_prefill against a plain double loop: ragged sequences, cached prefixes, strided rows, NaN in all rows and columns
+// that are not the sequence's own.
 #include "kernels/cuda/mla/mla_prefill.h"
 
 #include <algorithm>
@@ -134,14 +134,16 @@ class Batch {
 class MlaPrefill : public test::CudaTest {};
 
 TEST_F(MlaPrefill, RaggedSequences) {
-  const std::vector<Sequence> seqs = {{1, 1}, {64, 64}, {127, 127}, {0, 40}, {128, 128}, {129, 129}, {300, 300}, {2, 2}};
+  const std::vector<Sequence> seqs = {{1, 1},     {64, 64},   {127, 127}, {0, 40},
+                                      {128, 128}, {129, 129}, {300, 300}, {2, 2}};
   for (const int64_t num_heads : {1, 3}) {
     for (const int num_sms : {1, 5, 132}) Batch(num_heads, num_heads, seqs).check(stream(), num_sms);
   }
 }
 
 TEST_F(MlaPrefill, CachedPrefixes) {
-  const std::vector<Sequence> seqs = {{1, 400}, {5, 128}, {128, 256}, {128, 257}, {100, 611}, {200, 201}, {0, 7}, {257, 300}};
+  const std::vector<Sequence> seqs = {{1, 400},   {5, 128},   {128, 256}, {128, 257},
+                                      {100, 611}, {200, 201}, {0, 7},     {257, 300}};
   for (const int num_sms : {2, 132}) Batch(9, 2, seqs).check(stream(), num_sms);
 }
 

@@ -24,7 +24,8 @@ absl::StatusOr<EncodeFunction> encode_function() {
     }
     return found;
   }();
-  if (function == nullptr) return absl::FailedPreconditionError("the CUDA driver has no cuTensorMapEncodeTiled: update it");
+  if (function == nullptr)
+    return absl::FailedPreconditionError("the CUDA driver has no cuTensorMapEncodeTiled: update it");
   return reinterpret_cast<EncodeFunction>(function);
 }
 
