@@ -1,0 +1,174 @@
+// The planner. Every sequence costs its blocks and a fixed overhead; laid out one after the other on a line, the line
+// is cut into equal shares. Everything is a scan or a search, so one thread block needs a few microseconds.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "kernels/cuda/mla/decode_plan.h"
+#include "tensor/cuda/cuda_error.h"
+
+namespace moesaic::cuda {
+namespace {
+
+constexpr int kPlanThreads = 256;
+constexpr int kMaxParts = kPlanThreads - 1;
+
+// Inclusive sums over the threads of the block.
+__device__ int block_scan(int value, int* shared) {
+  __syncthreads();
+  shared[threadIdx.x] = value;
+  for (int step = 1; step < kPlanThreads; step *= 2) {
+    __syncthreads();
+    const int before = static_cast<int>(threadIdx.x) >= step ? shared[threadIdx.x - step] : 0;
+    __syncthreads();
+    shared[threadIdx.x] += before;
+  }
+  __syncthreads();
+  return shared[threadIdx.x];
+}
+
+// Where a share begins. `cuts` counts the boundaries up to here that lie inside a sequence, `split` the sequences that
+// have such.
+struct Boundary {
+  int seq, block;
+  int cuts, split;
+};
+
+// The boundary at `cost` on the line; ends[s] is where sequence s ends on it. A cut that would leave at most `snap`
+// blocks on one side moves to the sequence's border.
+__device__ Boundary find_boundary(const int* ends, int num_seqs, int overhead, int cost, int snap) {
+  int low = 0, high = num_seqs;  // first sequence that ends after `cost`
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (ends[middle] > cost)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  if (low == num_seqs) return {num_seqs, 0, 0, 0};
+  const int begin = low > 0 ? ends[low - 1] : 0, num_blocks = ends[low] - begin - overhead;
+  const int block = cost - begin - overhead;
+  if (block <= snap) return {low, 0, 0, 0};
+  if (num_blocks - block <= snap) return {low + 1, 0, 0, 0};
+  return {low, block, 0, 0};
+}
+
+__global__ void __launch_bounds__(kPlanThreads)
+    decode_plan_kernel(DecodePlan plan, const int* kv_lens, const int* q_begin, int num_seqs, int num_parts,
+                       int overhead) {
+  extern __shared__ int ends[];  // [num_seqs]
+  __shared__ int scan[kPlanThreads];
+  __shared__ Boundary boundaries[kPlanThreads];
+  const int thread = threadIdx.x;
+  for (int seq = thread; seq < num_seqs; seq += kPlanThreads) {
+    ends[seq] = (max(kv_lens[seq], 0) + kMlaBlockTokens - 1) / kMlaBlockTokens + overhead;
+  }
+  __syncthreads();
+  const int run = (num_seqs + kPlanThreads - 1) / kPlanThreads, run_begin = min(thread * run, num_seqs);
+  const int run_end = min(run_begin + run, num_seqs);
+  int sum = 0;
+  for (int seq = run_begin; seq < run_end; ++seq) sum += ends[seq];
+  int end = block_scan(sum, scan) - sum;
+  for (int seq = run_begin; seq < run_end; ++seq) ends[seq] = end += ends[seq];
+  __syncthreads();
+
+  const int share = max((ends[num_seqs - 1] + num_parts - 1) / num_parts, 1), snap = min(overhead / 2, share / 16);
+  Boundary own{num_seqs, 0, 0, 0};
+  if (thread < num_parts) own = find_boundary(ends, num_seqs, overhead, thread * share, snap);
+  boundaries[thread] = own;
+  __syncthreads();
+  const bool inside = own.block > 0;
+  const bool first = inside && !(boundaries[thread - 1].seq == own.seq && boundaries[thread - 1].block > 0);
+  const int counts = block_scan((inside ? 1 : 0) + (first ? 1 << 16 : 0), scan);
+  boundaries[thread].cuts = own.cuts = counts & 0xffff;
+  boundaries[thread].split = own.split = counts >> 16;
+  __syncthreads();
+
+  if (thread < num_parts) plan.merges[thread] = {0, 0, 0, 0};
+  __syncthreads();
+  if (first) {
+    int last = thread + 1;
+    while (boundaries[last].block > 0 && boundaries[last].seq == own.seq) ++last;
+    // Slots count the pieces of split sequences in order: one more than their cuts.
+    plan.merges[own.split - 1] = {q_begin[own.seq], q_begin[own.seq + 1] - q_begin[own.seq], own.cuts + own.split - 2,
+                                  last - thread + 1};
+  }
+  if (thread >= num_parts) return;
+  const Boundary next = boundaries[thread + 1];
+  DecodePart part{own.seq + own.cuts, next.seq + next.cuts, {0, 0}, {}};
+  for (int i = part.begin, seq = own.seq, begin = own.block; i < part.end; ++i, ++seq, begin = 0) {
+    const int num_blocks = ends[seq] - (seq > 0 ? ends[seq - 1] : 0) - overhead;
+    const bool cut = seq == next.seq;
+    DecodeItem item{seq, begin, cut ? next.block : num_blocks, -1, kv_lens[seq], q_begin[seq], q_begin[seq + 1], 0};
+    item.q_len -= item.q_begin;
+    if (begin > 0)
+      item.slot = own.cuts + own.split - 1;
+    else if (cut)
+      item.slot = next.cuts + next.split - 2;
+    plan.items[i] = item;
+    if (i == part.begin) part.first = item;
+  }
+  plan.parts[thread] = part;
+}
+
+}  // namespace
+
+DecodeLayout decode_layout(const MlaDecodeShape& shape) {
+  const int rows = static_cast<int>(shape.num_heads * shape.max_q_len);
+  const int widest = shape.cache_dtype == DType::kE4M3 ? 32 : 64;
+  DecodeLayout layout{};
+  layout.tile_rows = rows <= 16 ? 16 : rows <= 32 ? 32 : widest;
+  layout.num_tiles = (rows + layout.tile_rows - 1) / layout.tile_rows;
+  layout.num_parts = std::clamp(shape.num_sms / layout.num_tiles, 1, kMaxParts);
+  layout.item_overhead = layout.tile_rows == 64 ? 4 : 2;
+  layout.partial_rows = rows;
+  return layout;
+}
+
+int64_t mla_decode_plan_bytes(const MlaDecodeShape& shape) {
+  const DecodeLayout layout = decode_layout(shape);
+  return layout.num_parts * int64_t{sizeof(DecodePart) + sizeof(DecodeMerge)} +
+         (shape.num_seqs + layout.num_parts) * int64_t{sizeof(DecodeItem)};
+}
+
+int64_t mla_decode_workspace_bytes(const MlaDecodeShape& shape) {
+  const DecodeLayout layout = decode_layout(shape);
+  return int64_t{layout.num_slots()} * layout.partial_rows * (kMlaLatentDim + 1) * int64_t{sizeof(float)};
+}
+
+absl::Status check_decode_shape(const MlaDecodeShape& shape) {
+  const auto in_range = [](int64_t value, int64_t max) { return value >= 1 && value <= max; };
+  if (!in_range(shape.num_seqs, kMlaMaxSeqs)) {
+    return absl::InvalidArgumentError(
+        str_cat("mla_decode: num_seqs ", shape.num_seqs, ", expected 1 to ", kMlaMaxSeqs));
+  }
+  if (!in_range(shape.num_heads, kMlaMaxHeads)) {
+    return absl::InvalidArgumentError(
+        str_cat("mla_decode: num_heads ", shape.num_heads, ", expected 1 to ", kMlaMaxHeads));
+  }
+  if (!in_range(shape.max_q_len, kMlaMaxQueries)) {
+    return absl::InvalidArgumentError(
+        str_cat("mla_decode: max_q_len ", shape.max_q_len, ", expected 1 to ", kMlaMaxQueries));
+  }
+  if (shape.cache_dtype != DType::kBF16 && shape.cache_dtype != DType::kE4M3) {
+    return absl::InvalidArgumentError(
+        str_cat("mla_decode: cache rows of ", std::string(dtype_name(shape.cache_dtype)), ", expected bf16 or e4m3"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status mla_decode_plan(cudaStream_t stream, const MlaDecodeShape& shape, const Tensor& kv_lens,
+                             const Tensor& q_begin, const Tensor& plan) {
+  MOESAIC_RETURN_IF_ERROR(check_decode_shape(shape));
+  MOESAIC_CHECK_EQ(kv_lens.dim(0), shape.num_seqs);
+  MOESAIC_CHECK_EQ(q_begin.dim(0), shape.num_seqs + 1);
+  MOESAIC_CHECK_GE(plan.num_bytes(), mla_decode_plan_bytes(shape));
+  const DecodeLayout layout = decode_layout(shape);
+  const int num_seqs = static_cast<int>(shape.num_seqs);
+  decode_plan_kernel<<<1, kPlanThreads, num_seqs * sizeof(int), stream>>>(plan_view(plan.raw(), layout.num_parts),
+                                                                          kv_lens.i32(), q_begin.i32(), num_seqs,
+                                                                          layout.num_parts, layout.item_overhead);
+  return to_status(cudaGetLastError(), "launching the MLA decode planner");
+}
+
+}  // namespace moesaic::cuda

@@ -1,0 +1,83 @@
+// mla_decode: checks, tensor maps, choice of the kernel, merge.
+#include "kernels/cuda/mla/mla_decode.h"
+
+#include "kernels/cuda/mla/decode_kernels.h"
+#include "kernels/cuda/mla/tensor_map.h"
+#include "tensor/cuda/cuda_error.h"
+
+namespace moesaic::cuda {
+namespace {
+
+constexpr double kLog2E = 1.4426950408889634;
+constexpr int64_t kWidth = kMlaLatentDim + kMlaRopeDim;
+
+// Mistakes of the caller, not of the user.
+void check_tensors(const MlaDecodeArgs& args) {
+  const MlaDecodeShape& shape = args.shape;
+  MOESAIC_CHECK(args.q.dtype() == DType::kBF16 && args.out.dtype() == DType::kBF16);
+  MOESAIC_CHECK(args.q.is_contiguous() && args.out.is_contiguous() && args.rows.is_contiguous());
+  MOESAIC_CHECK(args.q.dim(1) == shape.num_heads && args.q.dim(2) == kWidth);
+  MOESAIC_CHECK(args.out.dim(0) == args.q.dim(0) && args.out.dim(1) == shape.num_heads);
+  MOESAIC_CHECK_EQ(args.out.dim(2), kMlaLatentDim);
+  MOESAIC_CHECK_EQ(args.rows.dtype(), shape.cache_dtype);
+  MOESAIC_CHECK_EQ(args.rows.dim(0) % kMlaBlockTokens, 0);
+  MOESAIC_CHECK_EQ(args.rows.dim(1), shape.cache_dtype == DType::kBF16 ? kWidth : kMlaFp8RowBytes);
+  MOESAIC_CHECK_EQ(args.block_table.dim(0), shape.num_seqs);
+  MOESAIC_CHECK_GE(args.plan.num_bytes(), mla_decode_plan_bytes(shape));
+  MOESAIC_CHECK_GE(args.workspace.num_bytes(), mla_decode_workspace_bytes(shape));
+}
+
+DecodeParams make_params(const MlaDecodeArgs& args, const DecodeLayout& layout) {
+  DecodeParams params{};
+  params.plan = plan_view(args.plan.raw(), layout.num_parts);
+  params.block_table = args.block_table.i32();
+  params.block_table_stride = args.block_table.row_stride();
+  params.num_heads = static_cast<int>(args.shape.num_heads);
+  params.partial_rows = layout.partial_rows;
+  params.scale_log2 = static_cast<float>(args.softmax_scale * kLog2E);
+  params.out = args.out.raw();
+  params.partial_o = args.workspace.data<float>();
+  params.partial_lse = params.partial_o + int64_t{layout.num_slots()} * layout.partial_rows * kMlaLatentDim;
+  return params;
+}
+
+}  // namespace
+
+absl::Status mla_decode(cudaStream_t stream, const MlaDecodeArgs& args) {
+  MOESAIC_RETURN_IF_ERROR(check_decode_shape(args.shape));
+  check_tensors(args);
+  if (args.q.dim(0) == 0) return absl::OkStatus();
+  const DecodeLayout layout = decode_layout(args.shape);
+  const DecodeParams params = make_params(args, layout);
+  const int64_t q_rows = args.q.dim(0) * args.shape.num_heads, num_rows = args.rows.dim(0);
+  if (args.shape.cache_dtype == DType::kE4M3) {
+    const auto bytes_map = [&](int width, bool swizzle) {
+      return make_tensor_map(args.rows.raw(), DType::kE4M3, {kMlaFp8RowBytes, num_rows}, {kMlaFp8RowBytes}, {width, 64},
+                             swizzle);
+    };
+    MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap latents_map, bytes_map(128, /*swizzle=*/true));
+    MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap scales_map, bytes_map(16, /*swizzle=*/false));
+    launch_decode_fp8(stream, layout, params, args.q.raw(), latents_map, scales_map);
+    launch_decode_merge(stream, layout, params, static_cast<int>(args.shape.num_seqs));
+    return absl::OkStatus();
+  }
+  MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap q_map,
+                           make_tensor_map(args.q.raw(), DType::kBF16, {kWidth, q_rows}, {kWidth * 2},
+                                           {64, layout.tile_rows}, /*swizzle=*/true));
+  // Rows as tiles of 64 columns: one load brings several tiles in the layout that wgmma reads.
+  const auto rows_map = [&](int num_tiles) {
+    return make_tensor_map(args.rows.raw(), DType::kBF16, {64, num_rows, 9}, {kWidth * 2, 128}, {64, 64, num_tiles},
+                           /*swizzle=*/true);
+  };
+  if (layout.tile_rows == 64) {
+    MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap rows1_map, rows_map(1));
+    launch_decode_wide(stream, layout, params, q_map, rows1_map);
+  } else {
+    MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap rows3_map, rows_map(3));
+    launch_decode_narrow(stream, layout, params, q_map, rows3_map);
+  }
+  launch_decode_merge(stream, layout, params, static_cast<int>(args.shape.num_seqs));
+  return absl::OkStatus();
+}
+
+}  // namespace moesaic::cuda
