@@ -1,4 +1,6 @@
 #include "kernels/cuda/fused/fused_bench.h"
+#include "kernels/cuda/gemm/gemm_bench.h"
+#include "kernels/cuda/mla/mla_bench.h"
 #include "kernels/kernel_table.h"
 
 namespace moesaic {
@@ -6,6 +8,8 @@ namespace {
 
 // Every family with its benchmark; its library stands in CMakeLists.txt.
 constexpr absl::Status (*kFamilies[])(cuda::KernelBench& bench) = {
+    cuda::bench_gemm,
+    cuda::bench_mla,
     cuda::bench_fused,
 };
 

@@ -1,10 +1,8 @@
-// FP8 GEMMs at DeepSeek-V3's shapes; with --sweep, every configuration for each shape: what choose_gemm_config knows.
+#include "kernels/cuda/gemm/gemm_bench.h"
+
 #include <algorithm>
-#include <cstdio>
-#include <cstring>
 #include <vector>
 
-#include "kernels/cuda/bench_util.h"
 #include "kernels/cuda/gemm/fp8_gemm.h"
 #include "kernels/cuda/gemm/gemm_problem.h"
 #include "kernels/cuda/scales.h"
@@ -128,7 +126,7 @@ std::vector<GemmConfig> candidates(const Case& c) {
   return all;
 }
 
-absl::Status bench_gemm(KernelBench& bench, bool sweep) {
+absl::Status bench_cases(KernelBench& bench, bool sweep) {
   for (const Case& c : cases()) {
     const GemmProblem problem = make_problem(bench, c);
     const double rows = static_cast<double>(c.rows) * c.groups;
@@ -148,17 +146,14 @@ absl::Status bench_gemm(KernelBench& bench, bool sweep) {
   return absl::OkStatus();
 }
 
-absl::Status bench_choice(KernelBench& bench) {
-  return bench_gemm(bench, false);
-}
-absl::Status bench_all(KernelBench& bench) {
-  return bench_gemm(bench, true);
-}
-
 }  // namespace
-}  // namespace moesaic::cuda
 
-int main(int argc, char** argv) {
-  const bool sweep = argc > 1 && std::strcmp(argv[1], "--sweep") == 0;
-  return moesaic::cuda::bench_main(sweep ? moesaic::cuda::bench_all : moesaic::cuda::bench_choice);
+absl::Status bench_gemm(KernelBench& bench) {
+  return bench_cases(bench, /*sweep=*/false);
 }
+
+absl::Status sweep_gemm(KernelBench& bench) {
+  return bench_cases(bench, /*sweep=*/true);
+}
+
+}  // namespace moesaic::cuda
