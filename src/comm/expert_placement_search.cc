@@ -14,7 +14,7 @@ namespace {
 // How many of the hottest rank's experts are tried as copies: where a copy helps at all, it is one of the heaviest.
 constexpr int kCopiesTried = 3;
 // From nothing, levelling goes on beyond the published balance up to this part of the mean.
-constexpr double kGoodEnough = 1.005;
+constexpr double kGoodEnough = 1.01;
 // Load that an expert has at least when replicas are given out, as part of the layer's.
 constexpr double kLeastShare = 1e-9;
 // Of two sums of the same loads in another order.
