@@ -161,14 +161,14 @@ TEST(KernelCost, MoreWorkTakesLonger) {
   }
 }
 
-TEST(KernelTable, MeasuredShapesCostWhatWasMeasured) {
+TEST(MeasuredKernels, MeasuredShapesCostWhatWasMeasured) {
   const std::string json = R"([
-    {"op": "gemm", "m": 128, "n": 7168, "k": 2048, "dtype": "fp8", "us": 9.5},
-    {"op": "gemm", "m": 512, "n": 7168, "k": 2048, "dtype": "e4m3", "us": 21},
-    {"op": "grouped_gemm", "m": 64, "n": 4096, "k": 7168, "groups": 4, "dtype": "fp8", "us": 70},
+    {"op": "gemm_dense", "m": 128, "n": 7168, "k": 2048, "dtype": "fp8", "us": 9.5},
+    {"op": "gemm_dense", "m": 512, "n": 7168, "k": 2048, "dtype": "e4m3", "us": 21},
+    {"op": "gemm_masked", "m": 64, "n": 4096, "k": 7168, "groups": 4, "dtype": "fp8", "us": 70},
     {"op": "mla_decode", "batch": 128, "heads": 128, "q_len": 2, "kv_len": 4096, "dtype": "bf16", "us": 900},
     {"op": "rms_norm", "m": 128, "dtype": "bf16", "us": 3}])";
-  const auto table = KernelTable::parse(json, "table");
+  const auto table = MeasuredKernels::parse(json, "table");
   ASSERT_TRUE(table.ok()) << table.status();
   const KernelCost kernels(*find_hardware("h100"), 1.0, table->get());
   const KernelCost formula(*find_hardware("h100"));
@@ -185,15 +185,15 @@ TEST(KernelTable, MeasuredShapesCostWhatWasMeasured) {
   EXPECT_EQ(kernels.gemm({128, 2112, 7168, 1, Precision::kFp8}), formula.gemm({128, 2112, 7168, 1, Precision::kFp8}));
 }
 
-TEST(KernelTable, BadRowsAreNamed) {
+TEST(MeasuredKernels, BadRowsAreNamed) {
   const auto message = [](const std::string& json) {
-    return std::string(KernelTable::parse(json, "t.json").status().message());
+    return std::string(MeasuredKernels::parse(json, "t.json").status().message());
   };
   EXPECT_THAT(message("{}"), HasSubstr("array"));
   EXPECT_THAT(message("[3]"), HasSubstr("row 0"));
-  EXPECT_THAT(message(R"([{"op": "gemm", "dtype": "fp8", "m": -1, "us": 2}])"), HasSubstr("row 0: m expects"));
-  EXPECT_THAT(message(R"([{"op": "gemm", "dtype": "fp8", "m": 1, "us": 2}])"), HasSubstr("m, n, k"));
-  EXPECT_THAT(message(R"([{"op": "gemm", "dtype": "fp8", "m": 1, "n": 1, "k": 1}])"), HasSubstr("us above 0"));
+  EXPECT_THAT(message(R"([{"op": "gemm_dense", "dtype": "fp8", "m": -1, "us": 2}])"), HasSubstr("row 0: m expects"));
+  EXPECT_THAT(message(R"([{"op": "gemm_dense", "dtype": "fp8", "m": 1, "us": 2}])"), HasSubstr("m, n, k"));
+  EXPECT_THAT(message(R"([{"op": "gemm_dense", "dtype": "fp8", "m": 1, "n": 1, "k": 1}])"), HasSubstr("us above 0"));
 }
 
 TEST(Hardware, NamesAndFiles) {

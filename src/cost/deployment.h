@@ -6,7 +6,7 @@
 
 #include "comm/parallel_layout.h"
 #include "cost/hardware.h"
-#include "cost/kernel_table.h"
+#include "cost/measured_kernels.h"
 #include "model/model_config.h"
 
 namespace moesaic {
@@ -26,7 +26,7 @@ struct Deployment {
   // Mean over maximum of the tokens that ranks receive: 1 = perfect routing.
   double balancedness = 1.0;
   // Measured kernels of this hardware; null = the roofline alone.
-  std::shared_ptr<const KernelTable> kernels;
+  std::shared_ptr<const MeasuredKernels> kernels;
 };
 
 }  // namespace moesaic

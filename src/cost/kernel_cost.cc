@@ -59,17 +59,17 @@ double log_distance(double a, double b) {
 
 // measured / predicted of the rows, interpolated in log m between those with the nearest number of groups; 1 without.
 template <typename Formula>
-double gemm_scale(std::vector<const KernelRow*> rows, const GemmShape& s, Formula formula) {
+double gemm_scale(std::vector<const MeasuredKernel*> rows, const GemmShape& s, Formula formula) {
   if (rows.empty()) return 1;
   double nearest = 1e30;
-  for (const KernelRow* row : rows) nearest = std::min(nearest, log_distance(row->groups, s.groups));
-  const KernelRow *below = nullptr, *above = nullptr;
-  for (const KernelRow* row : rows) {
+  for (const MeasuredKernel* row : rows) nearest = std::min(nearest, log_distance(row->groups, s.groups));
+  const MeasuredKernel *below = nullptr, *above = nullptr;
+  for (const MeasuredKernel* row : rows) {
     if (log_distance(row->groups, s.groups) > nearest + 1e-9) continue;
     if (row->m <= s.m && (below == nullptr || row->m > below->m)) below = row;
     if (row->m >= s.m && (above == nullptr || row->m < above->m)) above = row;
   }
-  const auto scale = [&](const KernelRow* row) {
+  const auto scale = [&](const MeasuredKernel* row) {
     return row->us * 1e-6 / formula(GemmShape{row->m, s.n, s.k, row->groups, s.precision, false});
   };
   if (below == nullptr || above == nullptr || below->m == above->m) return scale(below != nullptr ? below : above);
@@ -79,10 +79,10 @@ double gemm_scale(std::vector<const KernelRow*> rows, const GemmShape& s, Formul
 
 // Of the row whose pairs and rows are nearest.
 template <typename Formula>
-double attention_scale(const std::vector<const KernelRow*>& rows, double pairs, double kv_rows, Formula formula) {
-  const KernelRow* best = nullptr;
+double attention_scale(const std::vector<const MeasuredKernel*>& rows, double pairs, double kv_rows, Formula formula) {
+  const MeasuredKernel* best = nullptr;
   double nearest = 1e30;
-  for (const KernelRow* row : rows) {
+  for (const MeasuredKernel* row : rows) {
     const double distance = log_distance(row->batch * row->q_len * row->kv_len, pairs) +
                             (kv_rows > 0 ? log_distance(row->batch * row->kv_len, kv_rows) : 0);
     if (distance >= nearest) continue;
@@ -94,7 +94,7 @@ double attention_scale(const std::vector<const KernelRow*>& rows, double pairs, 
 
 }  // namespace
 
-KernelCost::KernelCost(const HardwareSpec& hardware, double sm_share, const KernelTable* table)
+KernelCost::KernelCost(const HardwareSpec& hardware, double sm_share, const MeasuredKernels* table)
     : table_(table),
       hardware_(hardware),
       sms_(std::max(1.0, std::floor(static_cast<double>(hardware.num_sms) * sm_share))),
@@ -163,25 +163,25 @@ double KernelCost::gemm(const GemmShape& s) const {
 double KernelCost::mla_decode(const MlaShape& s) const {
   const double seconds = mla_formula(s);
   if (table_ == nullptr || seconds <= 0) return seconds;
-  return seconds *
-         attention_scale(table_->attentions("mla_decode", s.heads, s.fp8), s.pairs, s.rows, [&](const KernelRow& row) {
-           MlaShape shape = s;
-           shape.rows = row.batch * row.kv_len;
-           shape.pairs = shape.rows * row.q_len;
-           return mla_formula(shape);
-         });
+  return seconds * attention_scale(table_->attentions("mla_decode", s.heads, s.fp8), s.pairs, s.rows,
+                                   [&](const MeasuredKernel& row) {
+                                     MlaShape shape = s;
+                                     shape.rows = row.batch * row.kv_len;
+                                     shape.pairs = shape.rows * row.q_len;
+                                     return mla_formula(shape);
+                                   });
 }
 
 double KernelCost::mha_prefill(const MhaShape& s) const {
   const double seconds = mha_formula(s);
   if (table_ == nullptr || seconds <= 0) return seconds;
-  return seconds *
-         attention_scale(table_->attentions("mha_prefill", s.heads, false), s.pairs * 2, 0, [&](const KernelRow& row) {
-           MhaShape shape = s;
-           // Causal: half of the square, all of what was cached before.
-           shape.pairs = row.batch * row.q_len * (row.kv_len - row.q_len / 2);
-           return mha_formula(shape);
-         });
+  return seconds * attention_scale(table_->attentions("mla_prefill", s.heads, false), s.pairs * 2, 0,
+                                   [&](const MeasuredKernel& row) {
+                                     MhaShape shape = s;
+                                     // Causal: half of the square, all of what was cached before.
+                                     shape.pairs = row.batch * row.q_len * (row.kv_len - row.q_len / 2);
+                                     return mha_formula(shape);
+                                   });
 }
 
 double KernelCost::elementwise(double num_bytes, double num_kernels) const {

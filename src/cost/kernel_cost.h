@@ -6,7 +6,7 @@
 
 #include "cost/hardware.h"
 #include "cost/kernel_shapes.h"
-#include "cost/kernel_table.h"
+#include "cost/measured_kernels.h"
 
 namespace moesaic {
 
@@ -14,7 +14,7 @@ class KernelCost {
  public:
   // sm_share: the part of the GPU's multiprocessors that computes; the rest moves tokens. table: may be null; outlives
   // this object.
-  explicit KernelCost(const HardwareSpec& hardware, double sm_share = 1.0, const KernelTable* table = nullptr);
+  explicit KernelCost(const HardwareSpec& hardware, double sm_share = 1.0, const MeasuredKernels* table = nullptr);
 
   double gemm(const GemmShape& shape) const;
   double mla_decode(const MlaShape& shape) const;
@@ -30,7 +30,7 @@ class KernelCost {
   double mla_formula(const MlaShape& shape) const;
   double mha_formula(const MhaShape& shape) const;
 
-  const KernelTable* table_;
+  const MeasuredKernels* table_;
   HardwareSpec hardware_;
   double sms_;
   bool beside_communication_;

@@ -1,7 +1,7 @@
 // KernelTable: how long each operation takes on this machine, by shape: what `moesaic bench kernels` writes and a cost
 // model reads. Plain values, no tensors; one owner.
 //   {"device": "NVIDIA H200", "clocks": "sm 1830 MHz, memory 3201 MHz", "rows": [
-//     {"op": "gemm_fp8", "m": 64, "n": 2112, "k": 7168, ..., "dtype": "e4m3", "us": 9.8}, ...]}
+//     {"op": "gemm_dense", "m": 64, "n": 2112, "k": 7168, ..., "dtype": "e4m3", "us": 9.8}, ...]}
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 namespace moesaic {
 
 // One measured call. A size that an operation does not have is 0. What the sizes mean, by operation:
-//   gemm_fp8                m rows, k inputs, n outputs
-//   grouped_contiguous      groups of m rows each (aligned to 128), k inputs, n outputs
-//   grouped_masked          groups, m rows a group, k inputs, n outputs
+//   gemm_dense              m rows, k inputs, n outputs
+//   gemm_contiguous         groups of m rows each (aligned to 128), k inputs, n outputs
+//   gemm_masked             groups, m rows a group, k inputs, n outputs
 //   mla_decode, mla_prefill batch sequences of kv_len cached rows, q_len queries each, heads
 //   rms_norm, quantize, silu_mul_quantize, embedding, combine   m rows of n outputs (combine: k rows summed)
 //   gate                    m tokens, n experts, k chosen

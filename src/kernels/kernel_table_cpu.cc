@@ -78,7 +78,7 @@ class CpuTable {
     const PackedWeight weight = random_weight(n, k);
     for (const int64_t m : options_.small ? std::vector<int64_t>{2} : std::vector<int64_t>{1, 16, 64, 128}) {
       const Tensor x = random_f32({m, k}), y = random_f32({m, n});
-      measure({.op = "gemm_fp8", .m = m, .n = n, .k = k, .dtype = "e4m3"},
+      measure({.op = "gemm_dense", .m = m, .n = n, .k = k, .dtype = "e4m3"},
               [&] { linear(stream_, {.x = x, .weight = &weight, .y = y}); });
     }
     clear();
@@ -92,7 +92,7 @@ class CpuTable {
       const Tensor x = random_f32({kGroups * m, k}), y = random_f32({kGroups * m, n});
       std::vector<int32_t> begin(kGroups), count(kGroups, static_cast<int32_t>(m));
       for (int64_t g = 0; g < kGroups; ++g) begin[g] = static_cast<int32_t>(g * m);
-      measure({.op = m % 128 == 0 ? "grouped_contiguous" : "grouped_masked",
+      measure({.op = m % 128 == 0 ? "gemm_contiguous" : "gemm_masked",
                .m = m,
                .n = n,
                .k = k,

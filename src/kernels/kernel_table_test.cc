@@ -12,7 +12,7 @@ namespace {
 TEST(KernelTable, JsonHoldsEveryField) {
   const KernelTable table{.device = "a \"quoted\" device\\",
                           .clocks = "sm 1 MHz",
-                          .rows = {{.op = "gemm_fp8",
+                          .rows = {{.op = "gemm_dense",
                                     .m = 1,
                                     .n = 2,
                                     .k = 3,
@@ -28,9 +28,9 @@ TEST(KernelTable, JsonHoldsEveryField) {
   EXPECT_EQ(json["device"], table.device);
   EXPECT_EQ(json["clocks"], table.clocks);
   ASSERT_EQ(json["rows"].size(), 2u);
-  const nlohmann::json want = {{"op", "gemm_fp8"}, {"m", 1},          {"n", 2},     {"k", 3},
-                               {"groups", 4},      {"batch", 5},      {"heads", 6}, {"q_len", 7},
-                               {"kv_len", 8},      {"dtype", "e4m3"}, {"us", 9.25}};
+  const nlohmann::json want = {{"op", "gemm_dense"}, {"m", 1},          {"n", 2},     {"k", 3},
+                               {"groups", 4},        {"batch", 5},      {"heads", 6}, {"q_len", 7},
+                               {"kv_len", 8},        {"dtype", "e4m3"}, {"us", 9.25}};
   EXPECT_EQ(json["rows"][0], want);
   EXPECT_EQ(json["rows"][1]["m"], 0);
   EXPECT_EQ(nlohmann::json::parse(to_json(KernelTable{}))["rows"].size(), 0u);

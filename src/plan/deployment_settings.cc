@@ -63,7 +63,7 @@ absl::StatusOr<Deployment> make_deployment(const DeploymentSettings& s, Phase ph
   d.balancedness = s.balancedness > 0 ? s.balancedness : default_balancedness(d.comm, phase);
   if (!s.kernels.empty()) {
     MOESAIC_ASSIGN_OR_RETURN(const std::string text, read_text_file(s.kernels));
-    MOESAIC_ASSIGN_OR_RETURN(d.kernels, KernelTable::parse(text, s.kernels));
+    MOESAIC_ASSIGN_OR_RETURN(d.kernels, MeasuredKernels::parse(text, s.kernels));
   }
   return d;
 }

@@ -40,7 +40,7 @@ RooflineRow make_row(const RooflineRequest& r, std::string kernel, int64_t ep, i
 
 bool has_row(const Deployment& d, const GemmShape& s, bool grouped) {
   if (d.kernels == nullptr) return false;
-  for (const KernelRow* row : d.kernels->gemms(grouped, s.n, s.k, s.precision)) {
+  for (const MeasuredKernel* row : d.kernels->gemms(grouped, s.n, s.k, s.precision)) {
     if (row->m == s.m && row->groups == s.groups) return true;
   }
   return false;
@@ -71,7 +71,7 @@ RooflineRow mla_row(const RooflineRequest& r, int64_t batch) {
   const KernelCost kernels(r.deployment.hardware, 1.0, r.deployment.kernels.get());
   bool measured = false;
   if (r.deployment.kernels != nullptr) {
-    for (const KernelRow* row : r.deployment.kernels->attentions("mla_decode", heads, shape.fp8)) {
+    for (const MeasuredKernel* row : r.deployment.kernels->attentions("mla_decode", heads, shape.fp8)) {
       measured = measured || (row->batch == static_cast<double>(batch) && row->q_len == q &&
                               row->kv_len == static_cast<double>(r.kv_len));
     }

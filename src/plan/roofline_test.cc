@@ -48,8 +48,8 @@ TEST(Roofline, NothingIsAboveItsRoof) {
 
 TEST(Roofline, MeasuredRowsShowWhatWasMeasured) {
   RooflineRequest r = request();
-  r.deployment.kernels =
-      *KernelTable::parse(R"([{"op": "gemm", "m": 64, "n": 7168, "k": 16384, "dtype": "fp8", "us": 51}])", "table");
+  r.deployment.kernels = *MeasuredKernels::parse(
+      R"([{"op": "gemm_dense", "m": 64, "n": 7168, "k": 16384, "dtype": "fp8", "us": 51}])", "table");
   const auto rows = roofline(r);
   const RooflineRow& row = row_of(rows, "o", 0, 32);
   EXPECT_TRUE(row.is_measured);

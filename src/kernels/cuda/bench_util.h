@@ -2,7 +2,7 @@
 // flushed, a measured roofline, one JSON line a shape. One owner thread.
 //   cuda_gemm_bench:  int main() { return bench_main(bench_gemm); }
 //   absl::Status bench_gemm(KernelBench& bench) {
-//     bench.measure({.op = "gemm_fp8", .m = 64, .n = 2112, .k = 7168, .dtype = "e4m3"},
+//     bench.measure({.op = "gemm_dense", .m = 64, .n = 2112, .k = 7168, .dtype = "e4m3"},
 //                   {.bytes = ..., .flops = 2.0 * 64 * 2112 * 7168}, [&](cudaStream_t stream) { gemm(stream, args); });
 #pragma once
 
