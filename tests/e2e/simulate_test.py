@@ -103,7 +103,7 @@ class SimulateTest(unittest.TestCase):
         plain = json.loads(simulate(*SMALL, "--json"))
         drafts = json.loads(simulate(*SMALL, "--json", "--draft", "1", "--synthetic-acceptance", "0.8"))
         self.assertAlmostEqual(drafts["acceptance"], 0.8, delta=0.03)
-        self.assertLess(drafts["num_steps"], 0.85 * plain["num_steps"])
+        self.assertLess(drafts["median_tpot_ms"], 0.8 * plain["median_tpot_ms"])
 
     def test_the_page_is_drawn(self):
         if CHROMIUM is None:
