@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "cli/plan_command.h"
+#include "cli/report_file.h"
 #include "plan/deploy_report.h"
 #include "plan/deployment_settings.h"
 
@@ -10,6 +11,7 @@ namespace moesaic {
 namespace {
 
 struct DeployConfig {
+  std::string command_line;
   DeploymentSettings deployment;
   std::string hardware = "h100";
   std::string ep_sizes = "8,16,32,64,72,96,128,144";
@@ -18,6 +20,7 @@ struct DeployConfig {
   Traffic traffic{.requests_per_s = 100};
   Goals goals;
   bool json = false;
+  std::string report;
 };
 
 void declare(ConfigFields& fields, DeployConfig& config) {
@@ -47,6 +50,7 @@ void declare(ConfigFields& fields, DeployConfig& config) {
       .doc("Least output speed of a request");
   fields.add("ttft-s", &config.goals.most_ttft_s).range(1e-3, 1e6).unit("s").doc("Longest time to the first token");
   fields.add("json", &config.json).doc("Prints one JSON object");
+  fields.add("report", &config.report).doc("Writes an HTML page, or its JSON if the name ends in .json");
 }
 
 std::vector<std::string> parts_of(const std::string& list) {
@@ -92,7 +96,7 @@ absl::Status run(DeployConfig& config) {
   MOESAIC_ASSIGN_OR_RETURN(const DeployPlan plan, plan_deployment(request));
   const std::string text = config.json ? deploy_json(plan, request, s.model) : deploy_text(plan, request, s.model);
   std::fputs(text.c_str(), stdout);
-  return absl::OkStatus();
+  return write_report(deploy_report(plan, request, config.command_line), config.report);
 }
 
 }  // namespace

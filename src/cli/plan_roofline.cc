@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/plan_command.h"
+#include "cli/report_file.h"
 #include "plan/deployment_settings.h"
 #include "plan/roofline.h"
 
@@ -10,11 +11,13 @@ namespace moesaic {
 namespace {
 
 struct RooflineConfig {
+  std::string command_line;
   DeploymentSettings deployment;
   int64_t query_len = 2;
   int64_t kv_len = 5000;
   std::string svg;
   bool json = false;
+  std::string report;
 };
 
 void declare(ConfigFields& fields, RooflineConfig& config) {
@@ -27,6 +30,7 @@ void declare(ConfigFields& fields, RooflineConfig& config) {
   fields.add("kv-len", &config.kv_len).range(1, 1 << 24).unit("tokens").doc("Cached tokens of each request");
   fields.add("svg", &config.svg).default_text("none").doc("File for the figure");
   fields.add("json", &config.json).doc("Prints one JSON object");
+  fields.add("report", &config.report).doc("Writes an HTML page, or its JSON if the name ends in .json");
 }
 
 std::string rows_json(const std::vector<RooflineRow>& rows) {
@@ -53,6 +57,8 @@ absl::Status run(RooflineConfig& config) {
   MOESAIC_RETURN_IF_ERROR(request.deployment.layout.validate_heads(request.deployment.model.num_attention_heads));
   const std::vector<RooflineRow> rows = roofline(request);
   std::fputs((config.json ? rows_json(rows) : roofline_table(rows)).c_str(), stdout);
+  MOESAIC_RETURN_IF_ERROR(
+      write_report(roofline_report(rows, request.deployment.hardware, config.command_line), config.report));
   if (config.svg.empty()) return absl::OkStatus();
   std::ofstream file(config.svg, std::ios::binary);
   file << roofline_svg(rows, request.deployment.hardware);

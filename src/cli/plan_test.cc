@@ -113,5 +113,38 @@ TEST(Plan, RooflineOfAMeasuredTable) {
   EXPECT_THAT(text.str(), HasSubstr("measured</title>"));
 }
 
+std::string text_of(const std::string& path) {
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+TEST(Plan, ReportsAreWrittenAsPageAndJson) {
+  const std::string path = ::testing::TempDir() + "plan_report";
+  for (const std::string line : {"plan deploy --ep 64,72", "plan roofline --hardware h20", "plan validate"}) {
+    ASSERT_EQ(run(str_cat(line, " --report ", path, ".html")).exit_code, 0) << line;
+    EXPECT_THAT(text_of(path + ".html"), HasSubstr(str_cat("moesaic ", line, " --report"))) << line;
+    ASSERT_EQ(run(str_cat(line, " --report ", path, ".json")).exit_code, 0) << line;
+    EXPECT_FALSE(Json::parse(text_of(path + ".json"))["sections"].empty()) << line;
+    EXPECT_EQ(run(str_cat(line, " --report /nowhere/x.html")).exit_code, 1) << line;
+  }
+}
+
+TEST(Plan, ReportOfErrorsKeepsTheSetsApart) {
+  const std::string path = ::testing::TempDir() + "errors.json";
+  const Json printed = Json::parse(run(str_cat("plan validate --json --report ", path)).out);
+  const Json sections = Json::parse(text_of(path))["sections"];
+  ASSERT_EQ(sections.size(), 2u);
+  for (const Json& section : sections) {
+    const Json& rows = printed[section["title"].get<std::string>()]["rows"];
+    const Json& shown = section["tables"][1]["rows"];
+    ASSERT_EQ(shown.size(), rows.size());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      EXPECT_EQ(shown[i][2], rows[i]["published"]);
+      EXPECT_EQ(shown[i][3], rows[i]["predicted"]);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace moesaic

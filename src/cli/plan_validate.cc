@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/plan_command.h"
+#include "cli/report_file.h"
 #include "cost/embedded_files.h"
 #include "plan/validate.h"
 
@@ -13,8 +14,10 @@ namespace {
 constexpr char kTable[] = "validation.csv";
 
 struct ValidateConfig {
+  std::string command_line;
   std::string table;
   bool json = false;
+  std::string report;
 };
 
 void declare(ConfigFields& fields, ValidateConfig& config) {
@@ -22,6 +25,7 @@ void declare(ConfigFields& fields, ValidateConfig& config) {
       .default_text("the built-in one")
       .doc("CSV with the columns of data/validation.csv: figures to compare with");
   fields.add("json", &config.json).doc("Prints one JSON object");
+  fields.add("report", &config.report).doc("Writes an HTML page, or its JSON if the name ends in .json");
 }
 
 nlohmann::ordered_json summary_json(const ErrorSummary& s) {
@@ -68,6 +72,32 @@ std::string table_json(const std::vector<ValidatedRow>& rows) {
   return out.dump(2) + "\n";
 }
 
+Section set_section(const std::vector<ValidatedRow>& rows, const char* set) {
+  Table errors{.title = "Predictions",
+               .source = Source::kPredicted,
+               .columns = {{"system"}, {"quantity"}, {"published"}, {"predicted"}, {"error", "%"}, {"range"}}};
+  for (const ValidatedRow& row : rows) {
+    if (row.row.set != set) continue;
+    errors.rows.push_back({row.row.note, row.row.quantity, row.row.published, row.predicted, row.error() * 100,
+                           row.prediction.in_range ? "inside" : "outside"});
+  }
+  Table summary{.title = "Errors", .columns = {{"rows"}, {"number"}, {"mean of absolute errors", "%"}, {"worst", "%"}}};
+  for (const bool in_range : {true, false}) {
+    const ErrorSummary s = summarise(rows, set, in_range);
+    summary.rows.push_back(
+        {in_range ? "in range" : "all", static_cast<double>(s.num_rows), s.mean * 100, s.worst * 100});
+  }
+  return {.title = set, .tables = {std::move(summary), std::move(errors)}};
+}
+
+Report error_report(const std::vector<ValidatedRow>& rows, const std::string& command) {
+  return {.title = "Predictions beside published figures",
+          .summary = "Constants of the model were chosen on the calibration rows and on no other.",
+          .command = command,
+          .assumptions = {"the range is that of the systems compared: docs/planning.md"},
+          .sections = {set_section(rows, "calibration"), set_section(rows, "other")}};
+}
+
 absl::Status run(ValidateConfig& config) {
   std::string text;
   if (config.table.empty()) {
@@ -79,7 +109,7 @@ absl::Status run(ValidateConfig& config) {
                            parse_validation(text, config.table.empty() ? kTable : config.table));
   MOESAIC_ASSIGN_OR_RETURN(const std::vector<ValidatedRow> validated, validate(rows));
   std::fputs((config.json ? table_json(validated) : table_text(validated)).c_str(), stdout);
-  return absl::OkStatus();
+  return write_report(error_report(validated, config.command_line), config.report);
 }
 
 }  // namespace

@@ -224,6 +224,9 @@ absl::StatusOr<DeployPlan> plan_deployment(const DeployRequest& r) {
     plan.dollars_per_hour +=
         static_cast<double>(instance->num_gpus) * instance->candidate.deployment.hardware.price_per_gpu_hour;
   }
+  plan.cost_per_million_output_tokens = plan.dollars_per_hour / kSecondsPerHour / output_rate * kMillion;
+  MOESAIC_ASSIGN_OR_RETURN(plan.decode.error, known_error(Phase::kDecode));
+  MOESAIC_ASSIGN_OR_RETURN(plan.prefill.error, known_error(Phase::kPrefill));
   return plan;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/planner.h"
+#include "plan/validate.h"
 
 namespace moesaic {
 
@@ -46,6 +47,7 @@ struct InstancePlan {
   std::vector<std::pair<std::string, double>> shares;  // of the step, largest first
   std::string limit;                                   // what stops the next larger step
   std::vector<Neighbour> neighbours;
+  ErrorSummary error;  // of published systems of its phase inside the range (validate.h)
 };
 
 struct EpFrontier {
@@ -60,6 +62,7 @@ struct DeployPlan {
   InstancePlan decode, prefill;
   double prefill_per_decode = 0;  // GPUs of prefill for each of decode
   double dollars_per_hour = 0;
+  double cost_per_million_output_tokens = 0;  // of both, with the prompts that they need
 };
 
 // Errors: no candidate reaches the goals (the message names the nearest), numbers out of range.

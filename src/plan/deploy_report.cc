@@ -15,11 +15,6 @@ constexpr double kGiga = 1e9;
 constexpr double kMilli = 1e3;
 constexpr double kMicro = 1e6;
 
-constexpr std::pair<const char*, double LayerCost::*> kLayerParts[] = {
-    {"qkv", &LayerCost::qkv},         {"attention", &LayerCost::attention},       {"output", &LayerCost::output},
-    {"shared", &LayerCost::shared},   {"experts", &LayerCost::experts},           {"dispatch", &LayerCost::dispatch},
-    {"combine", &LayerCost::combine}, {"exposed_comm", &LayerCost::exposed_comm}, {"total", &LayerCost::seconds}};
-
 constexpr std::pair<const char*, double StepCost::*> kStepParts[] = {
     {"moe_layers", &StepCost::moe_layers}, {"dense_layers", &StepCost::dense_layers}, {"head", &StepCost::head},
     {"draft", &StepCost::draft},           {"waiting", &StepCost::waiting},           {"host", &StepCost::host}};
@@ -100,6 +95,16 @@ Json instance_json(const InstancePlan& plan) {
   return out;
 }
 
+std::string range_text(const Prediction& p, const ErrorSummary& error) {
+  if (p.in_range) {
+    return fmt::format(
+        "inside the calibrated range: {} other published systems are predicted with a mean error of {:.1f} %, at most "
+        "{:.1f} %",
+        error.num_rows, error.mean * 100, error.worst * 100);
+  }
+  return "outside the calibrated range: " + str_join(p.out_of_range, "; ");
+}
+
 int64_t context_length(const DeployRequest& r) {
   return r.traffic.input_len + r.traffic.output_len;
 }
@@ -113,6 +118,24 @@ std::string assumptions_text(const Deployment& d) {
                      d.kernels == nullptr ? "by roofline with published efficiencies" : "as measured in the table");
 }
 
+std::vector<std::string> deploy_assumptions(const DeployPlan& plan, const DeployRequest& r) {
+  std::vector<std::string> out;
+  for (const InstancePlan* instance : {&plan.decode, &plan.prefill}) {
+    const Candidate& c = instance->candidate;
+    const char* phase = c.point.phase == Phase::kDecode ? "decode" : "prefill";
+    out.push_back(fmt::format("{}: {}", phase, assumptions_text(c.deployment)));
+    out.push_back(fmt::format("{}: {}", phase, range_text(c.prediction, instance->error)));
+    out.push_back(fmt::format("{}: {:.1f} % of a step is waiting for the slowest rank (fitted on calibration rows)",
+                              phase, c.prediction.step.waiting / c.prediction.step.seconds * 100));
+  }
+  out.push_back(fmt::format("a draft after a right one is right with a chance of {:.2f}", r.acceptance));
+  out.push_back("means over uniform requests: queues and bursts are what moesaic simulate answers");
+  for (const HardwareSpec& hardware : r.space.hardware) {
+    out.push_back(fmt::format("a GPU of {} costs ${:.2f} an hour", hardware.name, hardware.price_per_gpu_hour));
+  }
+  return out;
+}
+
 std::string prediction_text(const Prediction& p, const Deployment& d, const ErrorSummary& error) {
   std::string out = fmt::format("{}\n", assumptions_text(d));
   out += fmt::format("step {:.3f} ms, overlap {}, {:.1f} tok/s per node, {:.1f} per GPU", p.step.seconds * kMilli,
@@ -122,13 +145,7 @@ std::string prediction_text(const Prediction& p, const Deployment& d, const Erro
   for (const auto& [name, part] : kLayerParts) out += fmt::format(" {} {:.1f}", name, p.step.moe_layer.*part * kMicro);
   out += "\na step, ms:";
   for (const auto& [name, part] : kStepParts) out += fmt::format(" {} {:.2f}", name, p.step.*part * kMilli);
-  out += p.in_range ? fmt::format(
-                          "\ninside the calibrated range: {} other published systems are predicted with a mean "
-                          "error of {:.1f} %, at most {:.1f} %\n",
-                          error.num_rows, error.mean * 100, error.worst * 100)
-                    : "\noutside the calibrated range:";
-  for (const std::string& reason : p.out_of_range) out += " " + reason + ";";
-  return out + (p.in_range ? "" : "\n") + memory_text(p);
+  return out + "\n" + range_text(p, error) + "\n" + memory_text(p);
 }
 
 std::string prediction_json(const Prediction& p, const Deployment& d, const ErrorSummary& error) {
@@ -155,8 +172,7 @@ std::string prediction_json(const Prediction& p, const Deployment& d, const Erro
 }
 
 std::string deploy_text(const DeployPlan& plan, const DeployRequest& r, const std::string& model_path) {
-  std::string out = fmt::format("{}\n", assumptions_text(r.base));
-  out += "\ndecode, tokens/s per user : tokens/s per node (TP, batch, draft, overlap), by EP\n";
+  std::string out = "predicted\n\ndecode, tokens/s per user : tokens/s per node (TP, batch, draft, overlap), by EP\n";
   for (const EpFrontier& line : plan.frontiers) {
     out += fmt::format("{} EP{}\n", line.hardware, line.ep_size);
     if (line.points.empty()) out += "  nothing fits: " + line.refusal + "\n";
@@ -167,8 +183,11 @@ std::string deploy_text(const DeployPlan& plan, const DeployRequest& r, const st
     }
   }
   out += "\n" + instance_text("decode", plan.decode) + "\n" + instance_text("prefill", plan.prefill);
-  out += fmt::format("\n{:.2f} GPUs of prefill for each of decode, ${:.2f} an hour\n", plan.prefill_per_decode,
-                     plan.dollars_per_hour);
+  out += fmt::format(
+      "\n{:.2f} GPUs of prefill for each of decode, ${:.2f} an hour, ${:.3f} per million output tokens with prompts\n",
+      plan.prefill_per_decode, plan.dollars_per_hour, plan.cost_per_million_output_tokens);
+  out += "\nAssumptions\n";
+  for (const std::string& line : deploy_assumptions(plan, r)) out += fmt::format("  - {}\n", line);
   for (const InstancePlan* instance : {&plan.prefill, &plan.decode}) {
     out += "\n" + serve_config(*instance, model_path, context_length(r));
   }
@@ -178,7 +197,7 @@ std::string deploy_text(const DeployPlan& plan, const DeployRequest& r, const st
 std::string deploy_json(const DeployPlan& plan, const DeployRequest& r, const std::string& model_path) {
   Json out;
   out["kind"] = "predicted";
-  out["assumptions"] = assumptions_text(r.base);
+  out["assumptions"] = deploy_assumptions(plan, r);
   for (const EpFrontier& line : plan.frontiers) {
     Json points = Json::array();
     for (const Candidate& c : line.points) points.push_back(point_json(c));
@@ -189,6 +208,7 @@ std::string deploy_json(const DeployPlan& plan, const DeployRequest& r, const st
   out["prefill"] = instance_json(plan.prefill);
   out["prefill_gpus_per_decode_gpu"] = plan.prefill_per_decode;
   out["dollars_per_hour"] = plan.dollars_per_hour;
+  out["dollars_per_million_output_tokens"] = plan.cost_per_million_output_tokens;
   out["serve_config"] = {{"decode", serve_config(plan.decode, model_path, context_length(r))},
                          {"prefill", serve_config(plan.prefill, model_path, context_length(r))}};
   return out.dump(2) + "\n";

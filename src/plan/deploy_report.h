@@ -1,17 +1,28 @@
-// The text and the JSON of a DeployPlan. Pure.
+// The text, the JSON and the page of a DeployPlan. Pure.
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "plan/deploy.h"
-#include "plan/validate.h"
+#include "plan/report.h"
 
 namespace moesaic {
 
 // What every prediction stands on: one line of assumptions.
 std::string assumptions_text(const Deployment& deployment);
+// The same of a whole plan, with what published systems say of its error: a sentence each.
+std::vector<std::string> deploy_assumptions(const DeployPlan& plan, const DeployRequest& request);
 std::string deploy_text(const DeployPlan& plan, const DeployRequest& request, const std::string& model_path);
 std::string deploy_json(const DeployPlan& plan, const DeployRequest& request, const std::string& model_path);
+Report deploy_report(const DeployPlan& plan, const DeployRequest& request, const std::string& command);
+
+// Parts of a MoE layer, by the names that all outputs give them.
+inline constexpr std::pair<const char*, double LayerCost::*> kLayerParts[] = {
+    {"qkv", &LayerCost::qkv},         {"attention", &LayerCost::attention},       {"output", &LayerCost::output},
+    {"shared", &LayerCost::shared},   {"experts", &LayerCost::experts},           {"dispatch", &LayerCost::dispatch},
+    {"combine", &LayerCost::combine}, {"exposed_comm", &LayerCost::exposed_comm}, {"total", &LayerCost::seconds}};
 
 // Of `plan predict`. error: of published systems of this phase inside the range (validate.h).
 std::string prediction_text(const Prediction& prediction, const Deployment& deployment, const ErrorSummary& error);

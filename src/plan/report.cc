@@ -16,9 +16,9 @@ using Json = nlohmann::ordered_json;
 // Colours are those of Okabe and Ito, which the colour-blind can tell apart, a little lighter on dark ground.
 constexpr const char* kStyle = R"(
 :root{--back:#fff;--text:#1c1e21;--soft:#5f6670;--line:#d9dce1;--box:#f5f6f8;
---c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#a8568a;--c4:#b58900;--c5:#2f9fd4;--c6:#6b6b6b;--c7:#000}
+--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#a8568a;--c4:#b58900;--c5:#2f9fd4;--c6:#6b6b6b;--c7:#000;--c8:#8c510a}
 @media(prefers-color-scheme:dark){:root{--back:#15171a;--text:#e7e9ec;--soft:#a0a7b1;--line:#363b42;--box:#1e2125;
---c0:#5ab4e8;--c1:#f0883e;--c2:#3fc79a;--c3:#d98cbf;--c4:#e6c34a;--c5:#8fd3f4;--c6:#a0a0a0;--c7:#fff}}
+--c0:#5ab4e8;--c1:#f0883e;--c2:#3fc79a;--c3:#d98cbf;--c4:#e6c34a;--c5:#8fd3f4;--c6:#a0a0a0;--c7:#fff;--c8:#c9a06c}}
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1080px;padding:16px;background:var(--back);color:var(--text);
 font:16px/1.45 system-ui,sans-serif}
@@ -32,6 +32,7 @@ figure,.table{margin:0;min-width:0;break-inside:avoid}
 table{border-collapse:collapse;width:100%;font-size:.9em;font-variant-numeric:tabular-nums}
 th,td{padding:4px 8px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th:first-child,td:first-child{text-align:left;white-space:normal}
+th.text,td.text{text-align:left;white-space:normal}
 th{color:var(--soft);font-weight:600}
 .source{font-size:.72em;font-weight:600;color:var(--soft);border:1px solid var(--line);border-radius:3px;padding:0 5px;margin-left:6px;white-space:nowrap}
 svg{display:block;width:100%;height:auto}
@@ -43,7 +44,7 @@ figcaption{font-size:.82em;margin-top:2px}
 figcaption span{display:inline-block;margin-right:14px}
 figcaption i{display:inline-block;width:10px;height:10px;border-radius:2px;background:currentColor;margin-right:5px}
 figcaption b{font-weight:400;color:var(--text)}
-.s0{color:var(--c0)}.s1{color:var(--c1)}.s2{color:var(--c2)}.s3{color:var(--c3)}.s4{color:var(--c4)}.s5{color:var(--c5)}.s6{color:var(--c6)}.s7{color:var(--c7)}
+.s0{color:var(--c0)}.s1{color:var(--c1)}.s2{color:var(--c2)}.s3{color:var(--c3)}.s4{color:var(--c4)}.s5{color:var(--c5)}.s6{color:var(--c6)}.s7{color:var(--c7)}.s8{color:var(--c8)}
 @media print{:root{--back:#fff;--text:#000;--soft:#444;--line:#bbb;--box:#f2f2f2}body{max-width:none;padding:0;font-size:11pt}
 h2{break-after:avoid}.grid2{grid-template-columns:1fr 1fr}}
 )";
@@ -56,18 +57,24 @@ std::string cell_text(const Cell& cell) {
   return cell.is_number ? format_number(cell.number) : cell.text;
 }
 
+const char* text_class(const Column& column) {
+  return column.is_text ? " class=\"text\"" : "";
+}
+
 std::string table_html(const Table& table) {
   std::string out = fmt::format("<div class=\"table\"><h3>{}{}</h3><table><thead><tr>", escape_html(table.title),
                                 source_badge(table.source));
   for (const Column& column : table.columns) {
     const std::string unit = column.unit.empty() ? std::string() : fmt::format(" ({})", escape_html(column.unit));
-    out += fmt::format("<th>{}{}</th>", escape_html(column.name), unit);
+    out += fmt::format("<th{}>{}{}</th>", text_class(column), escape_html(column.name), unit);
   }
   out += "</tr></thead><tbody>";
   for (const std::vector<Cell>& row : table.rows) {
     MOESAIC_CHECK_EQ(row.size(), table.columns.size());
     out += "<tr>";
-    for (const Cell& cell : row) out += fmt::format("<td>{}</td>", escape_html(cell_text(cell)));
+    for (size_t i = 0; i < row.size(); ++i) {
+      out += fmt::format("<td{}>{}</td>", text_class(table.columns[i]), escape_html(cell_text(row[i])));
+    }
     out += "</tr>";
   }
   return out + "</tbody></table></div>";

@@ -39,7 +39,8 @@ struct Cell {
 
 struct Column {
   std::string name;
-  std::string unit;  // shown in brackets; may be empty
+  std::string unit;      // shown in brackets; may be empty
+  bool is_text = false;  // of sentences: to the left, in several lines where space is short
 };
 
 struct Table {
@@ -53,6 +54,7 @@ struct Series {
   std::string name;
   Source source = Source::kComputed;
   std::vector<std::pair<double, double>> points;  // x, y; of a bar chart, x counts the categories from 0
+  bool is_joined = false;                         // in a scatter chart: a line through the points, in their order
 };
 
 struct Chart {
@@ -64,7 +66,7 @@ struct Chart {
   bool log_x = false;  // points at or below 0 are then left out
   bool log_y = false;
   std::vector<std::string> categories;  // of a bar chart
-  std::vector<Series> series;           // at most eight get colours of their own
+  std::vector<Series> series;           // at most nine get colours of their own
 };
 
 struct Section {

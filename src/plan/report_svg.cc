@@ -142,7 +142,8 @@ class Drawing {
 
   void draw_points(const Series& series) {
     std::string path, dots;
-    const bool line = chart_.kind == Chart::Kind::kLine;
+    const bool line = chart_.kind == Chart::Kind::kLine || series.is_joined;
+    const int radius = line ? 2 : series.points.size() == 1 ? 5 : 3;  // a point alone is what the chart is about
     bool pen_down = false;
     for (const auto& [x, y] : series.points) {
       if (!x_.holds(x) || !y_.holds(y)) {
@@ -152,7 +153,7 @@ class Drawing {
       path += fmt::format("{}{:.1f} {:.1f}", pen_down ? "L" : "M", x_.at(x), y_.at(y));
       pen_down = true;
       dots += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\"><title>{}: {}, {}</title></circle>", x_.at(x),
-                          y_.at(y), line ? 2 : 3, escape_html(series.name), format_number(x), format_number(y));
+                          y_.at(y), radius, escape_html(series.name), format_number(x), format_number(y));
     }
     if (line && !path.empty()) out_ += fmt::format("<path class=\"line\" d=\"{}\"/>", path);
     if (!line || series.points.size() <= kMaxDots) out_ += dots;

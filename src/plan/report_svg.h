@@ -13,6 +13,6 @@ std::string chart_svg(const Chart& chart);
 std::string escape_html(std::string_view text);
 
 // Number of colours: series beyond share the last one.
-inline constexpr int kNumSeriesColors = 8;
+inline constexpr int kNumSeriesColors = 9;
 
 }  // namespace moesaic

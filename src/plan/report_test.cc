@@ -43,8 +43,8 @@ Report sample() {
   Section& section = report.sections.emplace_back(Section{.title = "Latency", .text = "what users feel"});
   section.tables.push_back({.title = "TTFT",
                             .source = Source::kSimulated,
-                            .columns = {{"percentile"}, {"time", "ms"}},
-                            .rows = {{"P50", 1234.5}, {"P<99", NAN}}});
+                            .columns = {{"percentile"}, {"time", "ms"}, {"why", "", true}},
+                            .rows = {{"P50", 1234.5, "a < b"}, {"P<99", NAN, ""}}});
   section.charts.push_back({.title = "Queue",
                             .x_label = "time (s)",
                             .y_label = "requests",
@@ -59,7 +59,8 @@ Report sample() {
                             .kind = Chart::Kind::kScatter,
                             .log_x = true,
                             .log_y = true,
-                            .series = {{"ep", Source::kPredicted, {{0, 1}, {10, 1e6}, {1000, 3}}}}});
+                            .series = {{"ep", Source::kPredicted, {{0, 1}, {10, 1e6}, {1000, 3}}},
+                                       {"bound", Source::kGiven, {{1, 1}, {100, 100}}, true}}});
   return report;
 }
 
@@ -81,7 +82,8 @@ TEST(Report, IsOnePageThatIsWellFormed) {
   for (size_t at = html.find("class=\"source\""); at != std::string::npos; at = html.find("class=\"source\"", at + 1)) {
     ++badges;
   }
-  EXPECT_EQ(badges, 1u + 2 + 2 + 1);
+  EXPECT_EQ(badges, 1u + 2 + 2 + 2);
+  EXPECT_THAT(html, HasSubstr("<td class=\"text\">a &lt; b</td>"));
 }
 
 TEST(Report, JsonHoldsTheSameNumbers) {
@@ -92,6 +94,17 @@ TEST(Report, JsonHoldsTheSameNumbers) {
   EXPECT_TRUE(section["tables"][0]["rows"][1][1].is_null());
   EXPECT_EQ(section["charts"][0]["series"][1]["source"], "published");
   EXPECT_TRUE(section["charts"][0]["series"][0]["points"][2][1].is_null());
+}
+
+TEST(Report, OnlyJoinedPointsOfAScatterChartHaveALine) {
+  const std::string html = report_html(sample());
+  const auto group_of = [&](const std::string& name) {
+    const size_t begin = html.find("<title>" + name + "</title>");
+    return html.substr(begin, html.find("</g>", begin) - begin);
+  };
+  EXPECT_THAT(group_of("bound"), HasSubstr("class=\"line\""));
+  EXPECT_THAT(group_of("ep"), Not(HasSubstr("class=\"line\"")));
+  EXPECT_THAT(group_of("ep"), HasSubstr("<circle"));
 }
 
 TEST(Report, AnyNumbersMakeADrawing) {

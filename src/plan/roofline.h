@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cost/deployment.h"
+#include "plan/report.h"
 
 namespace moesaic {
 
@@ -34,5 +35,7 @@ std::vector<RooflineRow> roofline(const RooflineRequest& request);
 std::string roofline_table(const std::vector<RooflineRow>& rows);
 // A complete SVG: both roofs, a mark for each row, a colour for each kernel; readable on light and dark ground.
 std::string roofline_svg(const std::vector<RooflineRow>& rows, const HardwareSpec& hardware);
+// A page: the figure and the table, measured and predicted rows apart.
+Report roofline_report(const std::vector<RooflineRow>& rows, const HardwareSpec& hardware, const std::string& command);
 
 }  // namespace moesaic

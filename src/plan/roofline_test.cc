@@ -69,5 +69,26 @@ TEST(Roofline, SvgHoldsEveryRow) {
   EXPECT_THAT(roofline_table(rows), HasSubstr("gate+up"));
 }
 
+TEST(Roofline, ReportHasEveryRowUnderTheRoofs) {
+  const RooflineRequest r = request();
+  const auto rows = roofline(r);
+  const Report report = roofline_report(rows, r.deployment.hardware, "");
+  ASSERT_EQ(report.sections.size(), 1u);  // nothing is measured
+  const Section& section = report.sections[0];
+  EXPECT_EQ(section.tables[0].source, Source::kPredicted);
+  EXPECT_EQ(section.tables[0].rows.size(), rows.size());
+  size_t num_points = 0;
+  for (const Series& series : section.charts[0].series) {
+    EXPECT_EQ(series.source, series.is_joined ? Source::kGiven : Source::kPredicted);
+    if (!series.is_joined) num_points += series.points.size();
+  }
+  EXPECT_EQ(num_points, rows.size());
+  // The FP8 roof bends where the peak meets the bandwidth: 1,979 TFLOP/s and 3.35 TB/s.
+  const Series& fp8 = *std::find_if(section.charts[0].series.begin(), section.charts[0].series.end(),
+                                    [](const Series& series) { return series.name == "FP8 roof"; });
+  EXPECT_NEAR(fp8.points[1].first, 1979 / 3.35, 1);
+  EXPECT_EQ(fp8.points[2].second, fp8.points[1].second);
+}
+
 }  // namespace
 }  // namespace moesaic
