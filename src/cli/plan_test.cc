@@ -100,7 +100,8 @@ TEST(Plan, ValidatePrintsBothSetsApart) {
 
 TEST(Plan, RooflineOfAMeasuredTable) {
   const std::string table = ::testing::TempDir() + "kernels.json", svg = ::testing::TempDir() + "roofline.svg";
-  std::ofstream(table) << R"({"rows": [{"op": "gemm_dense", "m": 2, "n": 7168, "k": 16384, "dtype": "fp8", "us": 40}]})";
+  std::ofstream(table)
+      << R"({"rows": [{"op": "gemm_dense", "m": 2, "n": 7168, "k": 16384, "dtype": "fp8", "us": 40}]})";
   const Output output = run(str_cat("plan roofline --json --kernels ", table, " --svg ", svg));
   ASSERT_EQ(output.exit_code, 0) << output.err;
   const Json json = Json::parse(output.out);
