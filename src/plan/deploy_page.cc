@@ -95,7 +95,7 @@ Section frontier_section(const DeployPlan& plan, const DeployRequest& r) {
                       "Each point is a TP, batch, overlap and number of drafts that nothing of the same EP beats in "
                       "both."};
   std::vector<const Candidate*> all;
-  Table refusals{.title = "What does not fit", .columns = {{"EP"}, {"least that it needs", "", true}}};
+  Table refusals{.title = "What does not fit", .source = Source::kPredicted, .columns = {{"EP"}, {"why", "", true}}};
   for (const HardwareSpec& hardware : r.space.hardware) section.charts.push_back(frontier_chart(plan, hardware.name));
   for (const EpFrontier& line : plan.frontiers) {
     for (const Candidate& c : line.points) all.push_back(&c);
@@ -105,7 +105,7 @@ Section frontier_section(const DeployPlan& plan, const DeployRequest& r) {
   }
   Table table{.title = "Frontier of all",
               .source = Source::kPredicted,
-              .columns = {{"instance"}, {"of a user", "tokens/s"}, {"of a node", "tokens/s"}}};
+              .columns = {{"instance"}, {"user", "tokens/s"}, {"node", "tokens/s"}}};
   for (const Candidate* c : frontier(all)) {
     table.rows.push_back({c->label(), c->prediction.tokens_per_s_per_user, c->prediction.tokens_per_s_per_node});
   }

@@ -28,7 +28,7 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--box);padding:8p
 ul{padding-left:1.2em;margin:.4em 0}li{font-size:.9em}
 .grid2{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:20px;align-items:start;margin:.8em 0}
 figure,.table{margin:0;min-width:0;break-inside:avoid}
-.table{overflow-x:auto}
+.table{overflow-x:auto}.wide{grid-column:1/-1}
 table{border-collapse:collapse;width:100%;font-size:.9em;font-variant-numeric:tabular-nums}
 th,td{padding:4px 8px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th:first-child,td:first-child{text-align:left;white-space:normal}
@@ -49,6 +49,8 @@ figcaption b{font-weight:400;color:var(--text)}
 h2{break-after:avoid}.grid2{grid-template-columns:1fr 1fr}}
 )";
 
+constexpr size_t kMostHalfColumns = 5;  // more do not fit into half the width of the page
+
 std::string source_badge(Source source) {
   return fmt::format("<span class=\"source\">{}</span>", source_name(source));
 }
@@ -62,8 +64,9 @@ const char* text_class(const Column& column) {
 }
 
 std::string table_html(const Table& table) {
-  std::string out = fmt::format("<div class=\"table\"><h3>{}{}</h3><table><thead><tr>", escape_html(table.title),
-                                source_badge(table.source));
+  const char* wide = table.columns.size() > kMostHalfColumns ? " wide" : "";
+  std::string out = fmt::format("<div class=\"table{}\"><h3>{}{}</h3><table><thead><tr>", wide,
+                                escape_html(table.title), source_badge(table.source));
   for (const Column& column : table.columns) {
     const std::string unit = column.unit.empty() ? std::string() : fmt::format(" ({})", escape_html(column.unit));
     out += fmt::format("<th{}>{}{}</th>", text_class(column), escape_html(column.name), unit);
