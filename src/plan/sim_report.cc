@@ -269,6 +269,12 @@ Report sim_report(const SimFigures& figures, const SimResult& result, const SimS
                                    {{"running", [](const Interval& i) { return i.num_running; }},
                                     {"waiting", [](const Interval& i) { return i.num_queued; }}}));
   load.tables.push_back(lines_table("What was served", load_lines(figures, settings.slo)));
+  if (!result.errors.empty()) {
+    Table errors{.title = "Refused or failed", .source = Source::kSimulated, .columns = {{"why"}, {"requests"}}};
+    for (const auto& [message, count] : result.errors) errors.rows.push_back({message, static_cast<double>(count)});
+    load.tables.push_back(std::move(errors));
+  }
+  // A new section moves those before it: each is finished first.
   Section& engine = report.sections.emplace_back(Section{.title = "Inside the instance"});
   engine.charts.push_back(time_chart(result, "Step time", "ms", {{"mean step", [](const Interval& i) {
                                                                     return ratio(i.busy_s, i.num_steps) * 1e3;
@@ -279,11 +285,6 @@ Report sim_report(const SimFigures& figures, const SimResult& result, const SimS
                   {"time inside steps", [&](const Interval& i) { return i.busy_s / width_s; }},
                   {"balancedness of DP ranks", [](const Interval& i) { return i.token_balancedness; }}}));
   engine.tables.push_back(lines_table("The engine", engine_lines(figures, result)));
-  if (!result.errors.empty()) {
-    Table errors{.title = "Refused or failed", .source = Source::kSimulated, .columns = {{"why"}, {"requests"}}};
-    for (const auto& [message, count] : result.errors) errors.rows.push_back({message, static_cast<double>(count)});
-    load.tables.push_back(std::move(errors));
-  }
   return report;
 }
 
