@@ -26,7 +26,7 @@ OperatingPoint prefill_point(const DeployRequest& r) {
           .cached_len = std::min(cached, r.traffic.input_len - 1)};
 }
 
-std::vector<std::pair<std::string, double>> step_shares(const Candidate& c) {
+std::vector<std::pair<std::string, double>> step_shares(const LayoutCandidate& c) {
   const StepCost& step = c.prediction.step;
   const LayerCost& l = step.moe_layer;
   const double layers = l.seconds > 0 ? step.moe_layers / l.seconds : 0;
@@ -45,12 +45,12 @@ std::vector<std::pair<std::string, double>> step_shares(const Candidate& c) {
   return shares;
 }
 
-bool is_decode(const Candidate& c) {
+bool is_decode(const LayoutCandidate& c) {
   return c.point.phase == Phase::kDecode;
 }
 
 // What the candidate would have to be better at, or nothing.
-std::string compared(const Candidate& winner, const absl::StatusOr<Candidate>& other, double tokens_per_s,
+std::string compared(const LayoutCandidate& winner, const absl::StatusOr<LayoutCandidate>& other, double tokens_per_s,
                      const Goals& goals) {
   if (!other.ok()) return std::string(other.status().message());
   const Prediction& p = other->prediction;
@@ -79,7 +79,7 @@ std::vector<T> beside(const std::vector<T>& values, T value) {
 
 // One more expert slot on every rank costs memory and, at the same balancedness, weights that are read: from which
 // balancedness on it pays.
-Neighbour more_slots(const Candidate& winner) {
+Neighbour more_slots(const LayoutCandidate& winner) {
   Deployment d = winner.deployment;
   const int64_t ranks = d.layout.ep_size();
   d.num_redundant_experts += ranks;
@@ -99,7 +99,7 @@ Neighbour more_slots(const Candidate& winner) {
                       winner.deployment.balancedness, high)};
 }
 
-std::vector<Neighbour> neighbours_of(const Candidate& winner, double tokens_per_s, const DeployRequest& r) {
+std::vector<Neighbour> neighbours_of(const LayoutCandidate& winner, double tokens_per_s, const DeployRequest& r) {
   const PlanSpace& space = r.space;
   std::vector<Neighbour> out;
   const auto add = [&](std::string change, const Deployment& d, const OperatingPoint& p) {
@@ -144,7 +144,7 @@ std::vector<Neighbour> neighbours_of(const Candidate& winner, double tokens_per_
   return out;
 }
 
-InstancePlan instance_plan(const Candidate& winner, double tokens_per_s, const DeployRequest& r) {
+InstancePlan instance_plan(const LayoutCandidate& winner, double tokens_per_s, const DeployRequest& r) {
   InstancePlan plan{.candidate = winner};
   const int64_t gpus = winner.deployment.layout.world_size();
   plan.num_instances = instances_for(winner, tokens_per_s);
@@ -161,8 +161,8 @@ InstancePlan instance_plan(const Candidate& winner, double tokens_per_s, const D
 }
 
 absl::Status nothing_reaches(const Sweep& sweep, const char* phase, const std::string& goal) {
-  const Candidate* fastest = nullptr;
-  for (const Candidate& c : sweep.fits) {
+  const LayoutCandidate* fastest = nullptr;
+  for (const LayoutCandidate& c : sweep.fits) {
     if (fastest == nullptr || c.prediction.step.seconds < fastest->prediction.step.seconds) fastest = &c;
   }
   if (fastest == nullptr) {
@@ -182,7 +182,7 @@ std::vector<EpFrontier> frontiers_of(const Sweep& sweep, const PlanSpace& space)
   for (const HardwareSpec& hardware : space.hardware) {
     for (const int ep : space.ep_sizes) {
       EpFrontier line{.hardware = hardware.name, .ep_size = ep};
-      for (const Candidate* c : frontier(select(sweep, hardware.name, ep))) line.points.push_back(*c);
+      for (const LayoutCandidate* c : frontier(select(sweep, hardware.name, ep))) line.points.push_back(*c);
       const std::string begin = str_cat(hardware.name, " EP", ep, " ");
       for (const Refusal& refusal : sweep.refused) {
         if (line.points.empty() && refusal.label.starts_with(begin)) line.refusal = refusal.reason;
@@ -204,7 +204,7 @@ absl::StatusOr<DeployPlan> plan_deployment(const DeployRequest& r) {
   MOESAIC_ASSIGN_OR_RETURN(const Sweep decode, sweep(r.space, r.base, decode_point(r)));
   plan.frontiers = frontiers_of(decode, r.space);
   const double output_rate = t.requests_per_s * static_cast<double>(t.output_len);
-  const Candidate* winner = best_decode(decode, output_rate, r.goals.least_tokens_per_s_per_user);
+  const LayoutCandidate* winner = best_decode(decode, output_rate, r.goals.least_tokens_per_s_per_user);
   if (winner == nullptr) {
     return nothing_reaches(decode, "decode", fmt::format("{:.1f} tok/s per user", r.goals.least_tokens_per_s_per_user));
   }
@@ -231,7 +231,7 @@ absl::StatusOr<DeployPlan> plan_deployment(const DeployRequest& r) {
 }
 
 std::string serve_config(const InstancePlan& instance, const std::string& model_path, int64_t context_length) {
-  const Candidate& c = instance.candidate;
+  const LayoutCandidate& c = instance.candidate;
   const Deployment& d = c.deployment;
   const bool decode = is_decode(c);
   std::string out =

@@ -39,7 +39,7 @@ struct Neighbour {
 };
 
 struct InstancePlan {
-  Candidate candidate;
+  LayoutCandidate candidate;
   int64_t num_instances = 0;
   int64_t num_gpus = 0;
   double utilisation = 0;                              // of the instances' throughput by the traffic
@@ -53,8 +53,8 @@ struct InstancePlan {
 struct EpFrontier {
   std::string hardware;
   int ep_size = 0;
-  std::vector<Candidate> points;  // fastest first
-  std::string refusal;            // why there are none
+  std::vector<LayoutCandidate> points;  // fastest first
+  std::string refusal;                  // why there are none
 };
 
 struct DeployPlan {

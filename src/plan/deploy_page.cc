@@ -17,7 +17,7 @@ Cell count(int64_t value) {
 Table chosen_table(const DeployPlan& plan) {
   Table table{
       .title = "Chosen instances", .source = Source::kPredicted, .columns = {{"quantity"}, {"decode"}, {"prefill"}}};
-  const Candidate &decode = plan.decode.candidate, &prefill = plan.prefill.candidate;
+  const LayoutCandidate &decode = plan.decode.candidate, &prefill = plan.prefill.candidate;
   const auto add = [&](const char* name, const auto& value_of) {
     table.rows.push_back({name, value_of(plan.decode), value_of(plan.prefill)});
   };
@@ -65,7 +65,7 @@ Section deployment_section(const DeployPlan& plan, const DeployRequest& r) {
 
 // One hardware: a line for each EP, and the chosen instance, of whichever hardware it is.
 Chart frontier_chart(const DeployPlan& plan, const std::string& hardware) {
-  const Candidate& chosen = plan.decode.candidate;
+  const LayoutCandidate& chosen = plan.decode.candidate;
   Chart chart{.title = fmt::format("Decode on {}", hardware),
               .kind = Chart::Kind::kScatter,
               .x_label = "tokens/s of a user",
@@ -81,7 +81,7 @@ Chart frontier_chart(const DeployPlan& plan, const std::string& hardware) {
     Series series{.name = fmt::format("EP{}{}", line.ep_size, line.points.empty() ? ": nothing fits" : ""),
                   .source = Source::kPredicted,
                   .is_joined = true};
-    for (const Candidate& c : line.points) {
+    for (const LayoutCandidate& c : line.points) {
       series.points.emplace_back(c.prediction.tokens_per_s_per_user, c.prediction.tokens_per_s_per_node);
     }
     chart.series.push_back(std::move(series));
@@ -94,11 +94,11 @@ Section frontier_section(const DeployPlan& plan, const DeployRequest& r) {
                   .text =
                       "Each point is a TP, batch, overlap and number of drafts that nothing of the same EP beats in "
                       "both."};
-  std::vector<const Candidate*> all;
+  std::vector<const LayoutCandidate*> all;
   Table refusals{.title = "What does not fit", .source = Source::kPredicted, .columns = {{"EP"}, {"why", "", true}}};
   for (const HardwareSpec& hardware : r.space.hardware) section.charts.push_back(frontier_chart(plan, hardware.name));
   for (const EpFrontier& line : plan.frontiers) {
-    for (const Candidate& c : line.points) all.push_back(&c);
+    for (const LayoutCandidate& c : line.points) all.push_back(&c);
     if (line.points.empty()) {
       refusals.rows.push_back({fmt::format("{} EP{}", line.hardware, line.ep_size), line.refusal});
     }
@@ -106,7 +106,7 @@ Section frontier_section(const DeployPlan& plan, const DeployRequest& r) {
   Table table{.title = "Frontier of all",
               .source = Source::kPredicted,
               .columns = {{"instance"}, {"user", "tokens/s"}, {"node", "tokens/s"}}};
-  for (const Candidate* c : frontier(all)) {
+  for (const LayoutCandidate* c : frontier(all)) {
     table.rows.push_back({c->label(), c->prediction.tokens_per_s_per_user, c->prediction.tokens_per_s_per_node});
   }
   section.tables.push_back(std::move(table));
@@ -115,7 +115,7 @@ Section frontier_section(const DeployPlan& plan, const DeployRequest& r) {
 }
 
 Section instance_section(const char* title, const InstancePlan& plan) {
-  const Candidate& c = plan.candidate;
+  const LayoutCandidate& c = plan.candidate;
   const Prediction& p = c.prediction;
   Section section{.title = title, .text = fmt::format("{}. What binds: {}.", c.label(), plan.limit)};
   Table step{.title = fmt::format("A step of {} ms", format_number(p.step.seconds * kMilli)),

@@ -40,7 +40,7 @@ Json memory_json(const Prediction& p) {
   return out;
 }
 
-Json point_json(const Candidate& c) {
+Json point_json(const LayoutCandidate& c) {
   const Deployment& d = c.deployment;
   const Prediction& p = c.prediction;
   Json out = {{"hardware", d.hardware.name},
@@ -63,7 +63,7 @@ Json point_json(const Candidate& c) {
 }
 
 std::string instance_text(const char* name, const InstancePlan& plan) {
-  const Candidate& c = plan.candidate;
+  const LayoutCandidate& c = plan.candidate;
   const Prediction& p = c.prediction;
   std::string out = fmt::format("{}: {}, {} redundant experts\n", name, c.label(), c.deployment.num_redundant_experts);
   out += fmt::format("  {} instances of {} GPUs, {:.0f} % used; {:.0f} tok/s per node", plan.num_instances,
@@ -121,7 +121,7 @@ std::string assumptions_text(const Deployment& d) {
 std::vector<std::string> deploy_assumptions(const DeployPlan& plan, const DeployRequest& r) {
   std::vector<std::string> out;
   for (const InstancePlan* instance : {&plan.decode, &plan.prefill}) {
-    const Candidate& c = instance->candidate;
+    const LayoutCandidate& c = instance->candidate;
     const char* phase = c.point.phase == Phase::kDecode ? "decode" : "prefill";
     out.push_back(fmt::format("{}: {}", phase, assumptions_text(c.deployment)));
     out.push_back(fmt::format("{}: {}", phase, range_text(c.prediction, instance->error)));
@@ -176,7 +176,7 @@ std::string deploy_text(const DeployPlan& plan, const DeployRequest& r, const st
   for (const EpFrontier& line : plan.frontiers) {
     out += fmt::format("{} EP{}\n", line.hardware, line.ep_size);
     if (line.points.empty()) out += "  nothing fits: " + line.refusal + "\n";
-    for (const Candidate& c : line.points) {
+    for (const LayoutCandidate& c : line.points) {
       out += fmt::format("  {:>7.1f} : {:>8.0f}  (TP{}, {}, {}, {})\n", c.prediction.tokens_per_s_per_user,
                          c.prediction.tokens_per_s_per_node, c.deployment.layout.tp_size, c.point.batch,
                          c.deployment.num_draft, overlap_name(c.deployment.overlap));
@@ -200,7 +200,7 @@ std::string deploy_json(const DeployPlan& plan, const DeployRequest& r, const st
   out["assumptions"] = deploy_assumptions(plan, r);
   for (const EpFrontier& line : plan.frontiers) {
     Json points = Json::array();
-    for (const Candidate& c : line.points) points.push_back(point_json(c));
+    for (const LayoutCandidate& c : line.points) points.push_back(point_json(c));
     out["frontiers"].push_back(
         {{"hardware", line.hardware}, {"ep", line.ep_size}, {"points", points}, {"refusal", line.refusal}});
   }

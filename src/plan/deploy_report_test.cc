@@ -72,7 +72,7 @@ TEST(DeployReport, TheFrontierOfAllBeatsEveryPoint) {
   const Planned p = planned();
   const Table& all = table_of(p.report.sections.at(1), "Frontier");
   for (const EpFrontier& line : p.plan.frontiers) {
-    for (const Candidate& c : line.points) {
+    for (const LayoutCandidate& c : line.points) {
       EXPECT_TRUE(std::any_of(all.rows.begin(), all.rows.end(), [&](const auto& row) {
         return row[1].number >= c.prediction.tokens_per_s_per_user &&
                row[2].number >= c.prediction.tokens_per_s_per_node;

@@ -48,9 +48,9 @@ void try_sizes(const PlanSpace& space, const Deployment& deployment, OperatingPo
 }
 
 template <typename Reaches>
-const Candidate* cheapest(const Sweep& sweep, double tokens_per_s, Reaches reaches) {
-  const Candidate* best = nullptr;
-  for (const Candidate& candidate : sweep.fits) {
+const LayoutCandidate* cheapest(const Sweep& sweep, double tokens_per_s, Reaches reaches) {
+  const LayoutCandidate* best = nullptr;
+  for (const LayoutCandidate& candidate : sweep.fits) {
     if (!reaches(candidate)) continue;
     if (best != nullptr) {
       const double cost = dollars_per_hour(candidate, tokens_per_s), least = dollars_per_hour(*best, tokens_per_s);
@@ -64,13 +64,13 @@ const Candidate* cheapest(const Sweep& sweep, double tokens_per_s, Reaches reach
 
 }  // namespace
 
-std::string Candidate::label() const {
+std::string LayoutCandidate::label() const {
   return label_of(deployment, point);
 }
 
-absl::StatusOr<Candidate> evaluate(const Deployment& deployment, const OperatingPoint& point) {
+absl::StatusOr<LayoutCandidate> evaluate(const Deployment& deployment, const OperatingPoint& point) {
   MOESAIC_ASSIGN_OR_RETURN(const CostModel cost, CostModel::make(deployment));
-  Candidate out{.deployment = deployment, .point = point};
+  LayoutCandidate out{.deployment = deployment, .point = point};
   MOESAIC_ASSIGN_OR_RETURN(out.prediction, predict(cost, point, deployment.hardware.gpus_per_node));
   if (!out.prediction.fits) {
     const RankMemory& memory = out.prediction.memory;
@@ -111,15 +111,15 @@ absl::StatusOr<Sweep> sweep(const PlanSpace& space, const Deployment& base, cons
   return out;
 }
 
-std::vector<const Candidate*> frontier(const std::vector<const Candidate*>& candidates) {
-  std::vector<const Candidate*> sorted = candidates;
-  std::sort(sorted.begin(), sorted.end(), [](const Candidate* a, const Candidate* b) {
+std::vector<const LayoutCandidate*> frontier(const std::vector<const LayoutCandidate*>& candidates) {
+  std::vector<const LayoutCandidate*> sorted = candidates;
+  std::sort(sorted.begin(), sorted.end(), [](const LayoutCandidate* a, const LayoutCandidate* b) {
     const Prediction &x = a->prediction, &y = b->prediction;
     if (x.tokens_per_s_per_user != y.tokens_per_s_per_user) return x.tokens_per_s_per_user > y.tokens_per_s_per_user;
     return x.tokens_per_s_per_node > y.tokens_per_s_per_node;
   });
-  std::vector<const Candidate*> out;
-  for (const Candidate* candidate : sorted) {
+  std::vector<const LayoutCandidate*> out;
+  for (const LayoutCandidate* candidate : sorted) {
     if (!out.empty() && candidate->prediction.tokens_per_s_per_node <= out.back()->prediction.tokens_per_s_per_node) {
       continue;
     }
@@ -128,46 +128,46 @@ std::vector<const Candidate*> frontier(const std::vector<const Candidate*>& cand
   return out;
 }
 
-double throughput_at_speed(const std::vector<const Candidate*>& candidates, double speed) {
+double throughput_at_speed(const std::vector<const LayoutCandidate*>& candidates, double speed) {
   double most = 0;
-  for (const Candidate* candidate : candidates) {
+  for (const LayoutCandidate* candidate : candidates) {
     if (candidate->prediction.tokens_per_s_per_user < speed) continue;
     most = std::max(most, candidate->prediction.tokens_per_s_per_node);
   }
   return most;
 }
 
-std::vector<const Candidate*> select(const Sweep& sweep, const std::string& hardware, int ep_size) {
-  std::vector<const Candidate*> out;
-  for (const Candidate& candidate : sweep.fits) {
+std::vector<const LayoutCandidate*> select(const Sweep& sweep, const std::string& hardware, int ep_size) {
+  std::vector<const LayoutCandidate*> out;
+  for (const LayoutCandidate& candidate : sweep.fits) {
     const Deployment& d = candidate.deployment;
     if (d.hardware.name == hardware && d.layout.ep_size() == ep_size) out.push_back(&candidate);
   }
   return out;
 }
 
-int64_t instances_for(const Candidate& candidate, double tokens_per_s) {
+int64_t instances_for(const LayoutCandidate& candidate, double tokens_per_s) {
   const double capacity = candidate.prediction.tokens_per_s_per_gpu * candidate.deployment.layout.world_size();
   return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(tokens_per_s / capacity)));
 }
 
-double dollars_per_hour(const Candidate& candidate, double tokens_per_s) {
+double dollars_per_hour(const LayoutCandidate& candidate, double tokens_per_s) {
   const int64_t gpus = instances_for(candidate, tokens_per_s) * candidate.deployment.layout.world_size();
   return static_cast<double>(gpus) * candidate.deployment.hardware.price_per_gpu_hour;
 }
 
-const Candidate* best_decode(const Sweep& sweep, double tokens_per_s, double least_tokens_per_s_per_user) {
-  return cheapest(sweep, tokens_per_s, [&](const Candidate& candidate) {
+const LayoutCandidate* best_decode(const Sweep& sweep, double tokens_per_s, double least_tokens_per_s_per_user) {
+  return cheapest(sweep, tokens_per_s, [&](const LayoutCandidate& candidate) {
     return candidate.prediction.tokens_per_s_per_user >= least_tokens_per_s_per_user;
   });
 }
 
-const Candidate* best_prefill(const Sweep& sweep, double tokens_per_s, double most_ttft_s) {
+const LayoutCandidate* best_prefill(const Sweep& sweep, double tokens_per_s, double most_ttft_s) {
   return cheapest(sweep, tokens_per_s,
-                  [&](const Candidate& candidate) { return ttft_seconds(candidate) <= most_ttft_s; });
+                  [&](const LayoutCandidate& candidate) { return ttft_seconds(candidate) <= most_ttft_s; });
 }
 
-double ttft_seconds(const Candidate& candidate) {
+double ttft_seconds(const LayoutCandidate& candidate) {
   const OperatingPoint& p = candidate.point;
   const double steps =
       std::ceil(static_cast<double>(p.prompt_len - p.cached_len) / static_cast<double>(p.chunk_tokens));

@@ -21,7 +21,7 @@ struct PlanSpace {
   std::vector<OverlapMode> overlaps = {OverlapMode::kNone, OverlapMode::kDispatch, OverlapMode::kTwoBatch};
 };
 
-struct Candidate {
+struct LayoutCandidate {
   Deployment deployment;
   OperatingPoint point;
   Prediction prediction;
@@ -35,7 +35,7 @@ struct Refusal {
 };
 
 struct Sweep {
-  std::vector<Candidate> fits;
+  std::vector<LayoutCandidate> fits;
   std::vector<Refusal> refused;
 };
 
@@ -43,24 +43,24 @@ struct Sweep {
 // are filled up to a whole number a rank with redundant experts. Errors: nothing to try.
 absl::StatusOr<Sweep> sweep(const PlanSpace& space, const Deployment& base, const OperatingPoint& point);
 // One combination; errors are the refusals.
-absl::StatusOr<Candidate> evaluate(const Deployment& deployment, const OperatingPoint& point);
+absl::StatusOr<LayoutCandidate> evaluate(const Deployment& deployment, const OperatingPoint& point);
 
 // Those that no other of the same group beats in both tokens/s per user and tokens/s per node, fastest first.
-std::vector<const Candidate*> frontier(const std::vector<const Candidate*>& candidates);
+std::vector<const LayoutCandidate*> frontier(const std::vector<const LayoutCandidate*>& candidates);
 // The most tokens/s per node of a candidate that is at least as fast as `speed`; 0 if none is.
-double throughput_at_speed(const std::vector<const Candidate*>& candidates, double speed);
+double throughput_at_speed(const std::vector<const LayoutCandidate*>& candidates, double speed);
 // Candidates of one hardware and EP.
-std::vector<const Candidate*> select(const Sweep& sweep, const std::string& hardware, int ep_size);
+std::vector<const LayoutCandidate*> select(const Sweep& sweep, const std::string& hardware, int ep_size);
 
 // Instances for so many tokens a second, all full but the last; and their price.
-int64_t instances_for(const Candidate& candidate, double tokens_per_s);
-double dollars_per_hour(const Candidate& candidate, double tokens_per_s);
+int64_t instances_for(const LayoutCandidate& candidate, double tokens_per_s);
+double dollars_per_hour(const LayoutCandidate& candidate, double tokens_per_s);
 
 // The candidate whose instances for so many tokens a second cost least, of those with at least this speed, or whose
 // prompts are done in time; among equals the one with the most throughput. Null if none is.
-const Candidate* best_decode(const Sweep& sweep, double tokens_per_s, double least_tokens_per_s_per_user);
-const Candidate* best_prefill(const Sweep& sweep, double tokens_per_s, double most_ttft_s);
+const LayoutCandidate* best_decode(const Sweep& sweep, double tokens_per_s, double least_tokens_per_s_per_user);
+const LayoutCandidate* best_prefill(const Sweep& sweep, double tokens_per_s, double most_ttft_s);
 // Half a step of waiting for the running one, then the steps of the prompt; no queue.
-double ttft_seconds(const Candidate& candidate);
+double ttft_seconds(const LayoutCandidate& candidate);
 
 }  // namespace moesaic

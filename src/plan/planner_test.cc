@@ -41,17 +41,17 @@ TEST(Frontier, AgainstEveryPair) {
   Rng rng(seed);
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   for (int round = 0; round < 50; ++round) {
-    std::vector<Candidate> all(40);
-    std::vector<const Candidate*> pointers;
-    for (Candidate& c : all) {
+    std::vector<LayoutCandidate> all(40);
+    std::vector<const LayoutCandidate*> pointers;
+    for (LayoutCandidate& c : all) {
       c.prediction.tokens_per_s_per_user = static_cast<double>(rng.below(12));
       c.prediction.tokens_per_s_per_node = static_cast<double>(rng.below(12));
       pointers.push_back(&c);
     }
     const auto line = frontier(pointers);
-    for (const Candidate& c : all) {
+    for (const LayoutCandidate& c : all) {
       bool is_beaten_or_on = false;
-      for (const Candidate* point : line) {
+      for (const LayoutCandidate* point : line) {
         is_beaten_or_on =
             is_beaten_or_on || (point->prediction.tokens_per_s_per_user >= c.prediction.tokens_per_s_per_user &&
                                 point->prediction.tokens_per_s_per_node >= c.prediction.tokens_per_s_per_node);
@@ -92,7 +92,7 @@ TEST(Perplexity, OneNodeIsBetterAtBatch64) {
   const auto throughput = [](const char* hardware, int ep) {
     const Sweep all = perplexity_sweep({hardware}, {ep});
     double most = 0;
-    for (const Candidate& c : all.fits) {
+    for (const LayoutCandidate& c : all.fits) {
       if (c.point.batch == 64 && c.deployment.layout.tp_size == 1) {
         most = std::max(most, c.prediction.tokens_per_s_per_node);
       }
@@ -138,7 +138,7 @@ TEST(Deploy, WinnerReachesTheGoalsAndNoneIsCheaper) {
     EXPECT_NEAR(sum, 1, 1e-9);
   }
   for (const EpFrontier& line : plan->frontiers) {
-    for (const Candidate& c : line.points) {
+    for (const LayoutCandidate& c : line.points) {
       if (c.prediction.tokens_per_s_per_user < r.goals.least_tokens_per_s_per_user) continue;
       EXPECT_GE(dollars_per_hour(c, output_rate), dollars_per_hour(plan->decode.candidate, output_rate));
     }
