@@ -14,10 +14,12 @@ tidy = importlib.util.module_from_spec(importlib.util.spec_from_loader("tidy", L
 LOADER.exec_module(tidy)
 
 HEADER = "// What it is.\n#pragma once\n"
+NAMED_TYPE = "\nnamespace m {\n\nstruct Named {\n  int x;\n};\n\n}  // namespace m\n"
 CLEAN = {
     "src/base/CMakeLists.txt": "moesaic_library(NAME base SRCS a.cc)\n",
     "src/base/README.md": "# base\n",
     "src/base/a.h": HEADER + "\n#include <string>\n\nstd::string name();\n",
+    "src/base/type.h": HEADER + NAMED_TYPE,
     "src/base/a.cc": '#include "base/a.h"\n\nstd::string name() {\n  return "getenv( { // not code";\n}\n',
     "src/tensor/tensor.h": HEADER,
     "src/kv/pool.h": HEADER + '\n#include "base/a.h"\n',
@@ -49,6 +51,7 @@ PLANTED = {
     "header-comment": ("src/kv/p.h", "#pragma once\n"),
     "header-guard": ("src/kv/q.h", "// What it is.\n"),
     "target-init": ("src/kv/v.h", HEADER + "MOESAIC_TARGET_AMX_BEGIN\nconst Table kTable = make_table();\nMOESAIC_TARGET_END\n"),
+    "one-type": ("src/kv/w.h", HEADER + NAMED_TYPE),
     "function-length": ("src/kv/r.h", HEADER + LONG_BODY),
     "file-length": ("src/kv/s.h", HEADER + "int x;\n" * 600),
     "dead-file": ("src/base/unlisted.cc", "int unlisted;\n"),
