@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "cli/command.h"
+#include "cli/cli_test_util.h"
 #include "cli/generation_defaults.h"
 #include "cli/model_host.h"
 #include "cli/model_report.h"
@@ -19,6 +19,8 @@
 namespace moesaic {
 namespace {
 
+using test::Ran;
+using test::run;
 using testing::HasSubstr;
 
 std::string source_path(const std::string& relative) {
@@ -27,19 +29,6 @@ std::string source_path(const std::string& relative) {
 
 std::string tiny_model() {
   return source_path("models/tiny-deepseek-v3");
-}
-
-struct Ran {
-  int exit_code;
-  std::string out;
-  std::string err;
-};
-
-Ran run(const std::vector<std::string>& args) {
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  const int exit_code = run_cli(args);
-  return {exit_code, testing::internal::GetCapturedStdout(), testing::internal::GetCapturedStderr()};
 }
 
 TEST(Cli, SettingsPageIsUpToDate) {

@@ -8,31 +8,15 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "cli/command.h"
+#include "cli/cli_test_util.h"
 
 namespace moesaic {
 namespace {
 
+using test::Ran;
+using test::run_line;
 using ::testing::HasSubstr;
 using Json = nlohmann::json;
-
-struct Output {
-  int exit_code = 0;
-  std::string out, err;
-};
-
-Output run(const std::string& line) {
-  std::istringstream words(line);
-  std::vector<std::string> args;
-  for (std::string word; words >> word;) args.push_back(word);
-  ::testing::internal::CaptureStdout();
-  ::testing::internal::CaptureStderr();
-  Output output;
-  output.exit_code = run_cli(args);
-  output.out = ::testing::internal::GetCapturedStdout();
-  output.err = ::testing::internal::GetCapturedStderr();
-  return output;
-}
 
 class TempFile {
  public:
@@ -65,7 +49,7 @@ std::string record(int hot) {
 
 TEST(PlanExperts, GeneratedLoadsNeedPlacement) {
   TempFile page("experts.html", "");
-  const Output output = run("plan experts --phase prefill --json --report " + page.path());
+  const Ran output = run_line("plan experts --phase prefill --json --report " + page.path());
   ASSERT_EQ(output.exit_code, 0) << output.err;
   const Json json = Json::parse(output.out);
   EXPECT_EQ(json["loads"], "simulated");
@@ -80,23 +64,23 @@ TEST(PlanExperts, GeneratedLoadsNeedPlacement) {
 
 TEST(PlanExperts, RecordedCountsAreReplayed) {
   TempFile good("counts.jsonl", record(500) + record(900));
-  const Output output = run("plan experts --phase prefill --max-extra-slots 1 --json --recorded " + good.path());
+  const Ran output = run_line("plan experts --phase prefill --max-extra-slots 1 --json --recorded " + good.path());
   ASSERT_EQ(output.exit_code, 0) << output.err;
   EXPECT_EQ(Json::parse(output.out)["loads"], "recorded");
   EXPECT_TRUE(Json::parse(output.out)["layers"][0].contains("out"));
 
   TempFile cut("cut.jsonl", record(500) + record(900).substr(0, 1000));
-  const Output short_file = run("plan experts --recorded " + cut.path());
+  const Ran short_file = run_line("plan experts --recorded " + cut.path());
   EXPECT_EQ(short_file.exit_code, 2);
   EXPECT_THAT(short_file.err, HasSubstr("cut.jsonl:2: no JSON object: the file was cut short"));
-  const Output other_model = run("plan experts --model kimi-k2 --recorded " + good.path());
+  const Ran other_model = run_line("plan experts --model kimi-k2 --recorded " + good.path());
   EXPECT_EQ(other_model.exit_code, 2);
   EXPECT_THAT(other_model.err, HasSubstr("counts.jsonl:1: "));
   EXPECT_THAT(other_model.err, HasSubstr("another model"));
 }
 
 TEST(PlanDay, PrintsThePublishedTotalsAndThePolicies) {
-  const Output output = run("plan day --json");
+  const Ran output = run_line("plan day --json");
   ASSERT_EQ(output.exit_code, 0) << output.err;
   const Json json = Json::parse(output.out);
   EXPECT_DOUBLE_EQ(json["totals"]["mean_nodes"].get<double>(), 226.75);
@@ -105,13 +89,13 @@ TEST(PlanDay, PrintsThePublishedTotalsAndThePolicies) {
   EXPECT_NEAR(json["totals"]["margin_percent"].get<double>(), 545, 0.5);
   ASSERT_EQ(json["policies"].size(), 3u);
   EXPECT_EQ(json["policies"][0]["source"], "simulated");
-  EXPECT_THAT(run("plan day").out, HasSubstr("(simulated)"));
+  EXPECT_THAT(run_line("plan day").out, HasSubstr("(simulated)"));
   TempFile bad("day.csv", "hour_utc8,avg_nodes,income_usd,share_of_day\n12:00,x,1,0.04\n");
-  EXPECT_THAT(run("plan day --day " + bad.path()).err, HasSubstr("day.csv:2: avg_nodes is \"x\""));
+  EXPECT_THAT(run_line("plan day --day " + bad.path()).err, HasSubstr("day.csv:2: avg_nodes is \"x\""));
 }
 
 TEST(BenchExperts, PrintsItsFigures) {
-  const Output output = run("bench experts --small --json");
+  const Ran output = run_line("bench experts --small --json");
   ASSERT_EQ(output.exit_code, 0) << output.err;
   std::map<std::string, Json> figures;
   std::istringstream lines(output.out);

@@ -40,6 +40,9 @@ class Checkpoint {
   absl::StatusOr<Tensor> tensor(std::string_view name) const;
   // As above, and its shape must be `shape`.
   absl::StatusOr<Tensor> tensor(std::string_view name, const Shape& shape) const;
+  // Whether both exist with the same dtype, shape and bytes. Reads them once however often it is asked, and gives their
+  // pages back.
+  bool same_bytes(const std::string& name, const std::string& other) const;
   std::vector<std::string> names() const;  // sorted
   // Names that tensor() was never asked for, sorted: after loading, what the model has no place for.
   std::vector<std::string> unread() const;

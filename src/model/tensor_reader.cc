@@ -67,11 +67,8 @@ bool TensorReader::same_dtype(const Part& a, const Part& b) const {
 }
 
 bool TensorReader::repeats(const std::string& name, const std::string& other) const {
-  if (!contains(name) || !contains(other)) return false;
-  const auto a = checkpoint_.tensor(name), b = checkpoint_.tensor(other);
-  if (!a.ok() || !b.ok() || a->dtype() != b->dtype() || a->shape() != b->shape()) return false;
-  if (std::memcmp(a->raw(), b->raw(), a->num_bytes()) != 0) return false;
-  done(*a);
+  if (!checkpoint_.same_bytes(name, other)) return false;
+  done(*checkpoint_.tensor(name));
   return true;
 }
 
