@@ -1,18 +1,15 @@
 #include "tensor/tensor.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <cstring>
 #include <ostream>
+
+#include "tensor/buffer_memory.h"
 
 namespace moesaic {
 namespace {
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
 std::atomic<int64_t> g_live_bytes{0};
 
@@ -95,17 +92,7 @@ Buffer::Buffer(int64_t num_bytes) : num_bytes_(num_bytes) {
   MOESAIC_CHECK_GE(num_bytes, 0);
   if (num_bytes == 0) return;
   g_live_bytes.fetch_add(num_bytes, std::memory_order_relaxed);
-  // Large buffers are mapped, so that untouched pages cost nothing, and ask for huge pages (10-20 % when streaming).
-  if (num_bytes >= kHugePageBytes) {
-    void* mapped = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    MOESAIC_CHECK(mapped != MAP_FAILED);
-    madvise(mapped, num_bytes, MADV_HUGEPAGE);
-    data_ = mapped;
-    return;
-  }
-  data_ = std::aligned_alloc(kAlignment, round_up(num_bytes, kAlignment));
-  MOESAIC_CHECK(data_ != nullptr);
-  std::memset(data_, 0, num_bytes);
+  data_ = allocate_buffer(num_bytes);
 }
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
@@ -127,11 +114,7 @@ int64_t Buffer::live_bytes() {
 Buffer::~Buffer() {
   if (data_ == nullptr) return;
   g_live_bytes.fetch_sub(num_bytes_, std::memory_order_relaxed);
-  if (num_bytes_ >= kHugePageBytes) {
-    munmap(data_, num_bytes_);
-  } else {
-    std::free(data_);
-  }
+  release_buffer(data_, num_bytes_);
 }
 
 Tensor Arena::alloc(DType dtype, Shape shape) {
