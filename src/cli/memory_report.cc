@@ -58,9 +58,7 @@ std::string memory_table(const MemoryPlan& memory) {
 std::string memory_line(const MemoryPlan& memory, int64_t available_bytes) {
   const auto mib = [&](MemoryKind kind) { return memory.process_bytes(kind) / kMiB; };
   return fmt::format(
-      "memory: {} of {} MiB available: weights {}, KV cache {}, work space {}, exchange between ranks {} (the last two "
-      "at "
-      "most)",
+      "memory: {} of {} MiB available: weights {}, KV cache {}, work space {}, exchange between ranks {} (at most)",
       memory.process_bytes() / kMiB, available_bytes / kMiB, mib(MemoryKind::kWeights), mib(MemoryKind::kKvCache),
       mib(MemoryKind::kWorkspace), mib(MemoryKind::kExchange));
 }
@@ -97,7 +95,7 @@ absl::Status check_memory(const Checkpoint& checkpoint, const ModelConfig& confi
           ? "no single setting is enough: fewer tokens (--max-total-tokens, --chunked-prefill-size) or more memory"
           : joined(changes);
   const std::string text = str_cat(memory_line(memory, available_bytes), "; to fit: ", advice);
-  const int64_t filled = memory.process_bytes(MemoryKind::kWeights) + memory.process_bytes(MemoryKind::kKvCache);
+  const int64_t filled = memory.process_bytes() - memory.process_bytes(MemoryKind::kExchange);
   if (filled > available_bytes) return absl::ResourceExhaustedError(text);
   *warning = text;
   return absl::OkStatus();

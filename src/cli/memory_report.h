@@ -20,8 +20,8 @@ std::string memory_line(const MemoryPlan& memory, int64_t available_bytes);
 std::vector<std::string> changes_to_fit(const Checkpoint& checkpoint, const ModelConfig& config, const EnginePlan& plan,
                                         const MemoryPlan& memory, int64_t available_bytes);
 
-// OK if the weights and the KV cache fit. The error names the changes that would help. When only the work space is too
-// large, which seldom fills, `warning` says so.
+// OK if weights, KV cache and work space fit. The error names the changes that would help. When only the exchange
+// between ranks is too large, which never fills as a rule, `warning` says so.
 absl::Status check_memory(const Checkpoint& checkpoint, const ModelConfig& config, const EnginePlan& plan,
                           const MemoryPlan& memory, int64_t available_bytes, std::string* warning);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <ostream>
 
 #include "tensor/buffer_memory.h"
@@ -115,6 +116,10 @@ Buffer::~Buffer() {
   if (data_ == nullptr) return;
   g_live_bytes.fetch_sub(num_bytes_, std::memory_order_relaxed);
   release_buffer(data_, num_bytes_);
+}
+
+Arena::Arena(int64_t num_bytes) : buffer_(num_bytes) {
+  if (num_bytes > 0) std::memset(buffer_.data(), 0, num_bytes);  // writing makes a page resident
 }
 
 Tensor Arena::alloc(DType dtype, Shape shape) {

@@ -106,7 +106,9 @@ class Buffer {
 // Running out is a bug of the plan that sized it: CHECK.
 class Arena {
  public:
-  explicit Arena(int64_t num_bytes) : buffer_(num_bytes) {}
+  // All its pages are resident from now on. Left to the steps, each one larger than any before would take new pages:
+  // for hours a server's memory would grow as if it leaked, and its largest steps would wait for page faults.
+  explicit Arena(int64_t num_bytes);
   Tensor alloc(DType dtype, Shape shape);
   // Where the next tensor will be; release(mark()) gives everything allocated since back.
   int64_t mark() const { return used_; }

@@ -1,8 +1,11 @@
 #include "tensor/tensor.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace moesaic {
 namespace {
@@ -60,6 +63,14 @@ TEST(Arena, ScopesReleaseInStackOrder) {
   EXPECT_EQ(arena.used_bytes(), 64);
   EXPECT_EQ(arena.peak_bytes(), 128);
   EXPECT_DEATH(arena.alloc(DType::kF32, {4096}), "check failed");
+}
+
+TEST(Arena, IsResidentBeforeTheFirstStep) {
+  constexpr int64_t kBytes = int64_t{9} << 20, kPage = 4096;
+  Arena arena(kBytes);
+  std::vector<unsigned char> pages(kBytes / kPage);
+  ASSERT_EQ(mincore(arena.alloc(DType::kU8, {kBytes}).raw(), kBytes, pages.data()), 0);
+  EXPECT_TRUE(std::all_of(pages.begin(), pages.end(), [](unsigned char page) { return page & 1; }));
 }
 
 }  // namespace
