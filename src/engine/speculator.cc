@@ -12,8 +12,9 @@ constexpr double kLearningRate = 1.0 / 16;  // an unlucky text costs a few dozen
 // Without drafts nothing is learned: the acceptance drifts back to the first guess, so that they are tried again.
 constexpr double kForgettingRate = 1.0 / 1024;
 // Sequences that decode without the module miss rows in its cache and cannot draft again: it is switched off only when
-// that has looked better for some steps, or much better for two.
-constexpr double kGainToSwitchOff = 1.02;
+// that has looked better for some steps, or much better for two. The gain is below the 2 % that drafts may ever cost,
+// as those at the ends of requests come to nothing (speculation_gain_test.cc).
+constexpr double kGainToSwitchOff = 1.01;
 constexpr double kLargeGain = 1.15;
 constexpr int kStepsToSwitchOff = 8;
 
@@ -126,8 +127,10 @@ int Speculator::choose_depth() {
     depth = candidate;
   }
   const int evidence = without > best * kLargeGain ? kStepsToSwitchOff / 2 : 1;
-  num_better_without_ =
-      without > best * kGainToSwitchOff ? std::min(num_better_without_ + evidence, kStepsToSwitchOff) : 0;
+  // Once it is off, drafts must pay to come back: a few sequences that may draft look nearly free, more and more do
+  // not.
+  const double needed = num_better_without_ == kStepsToSwitchOff ? 1.0 : kGainToSwitchOff;
+  num_better_without_ = without > best * needed ? std::min(num_better_without_ + evidence, kStepsToSwitchOff) : 0;
   if (num_better_without_ < kStepsToSwitchOff) return depth;
   for (double& acceptance : acceptance_) acceptance += kForgettingRate * (kFirstAcceptance - acceptance);
   return 0;
