@@ -37,7 +37,7 @@ int num_cpus();
 // returns when every worker has finished, and allocates nothing. Workers spin for spin_us between regions, then sleep.
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads, int spin_us = 50);
+  explicit ThreadPool(int num_threads, int spin_us = 200);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
