@@ -52,11 +52,12 @@ void ThreadPool::run_region(Region region, void* context) {
   context_ = context;
   num_done_.store(0, std::memory_order_relaxed);
   const uint32_t generation = static_cast<uint32_t>(claims_.load(std::memory_order_relaxed) >> 32) + 1;
-  claims_.store(static_cast<uint64_t>(generation) << 32, std::memory_order_seq_cst);
+  claims_.store((static_cast<uint64_t>(generation) << 32) + 1, std::memory_order_seq_cst);  // share 0 is the caller's
   if (num_sleeping_.load(std::memory_order_seq_cst) > 0) {
     std::lock_guard lock(mutex_);
     wake_.notify_all();
   }
+  finish_share(0);
   do_shares(generation);
   for (int spins = 0; num_done_.load(std::memory_order_acquire) != num_threads_; ++spins) {
     cpu_relax();
@@ -64,13 +65,17 @@ void ThreadPool::run_region(Region region, void* context) {
   }
 }
 
+void ThreadPool::finish_share(int share) {
+  region_(context_, share);
+  num_done_.fetch_add(1, std::memory_order_release);
+}
+
 void ThreadPool::do_shares(uint32_t generation) {
   const uint64_t end = (static_cast<uint64_t>(generation) << 32) + num_threads_;
   uint64_t word = claims_.load(std::memory_order_acquire);
   while (word >> 32 == generation && word < end) {
     if (!claims_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel)) continue;
-    region_(context_, static_cast<int>(word & 0xffffffffu));
-    num_done_.fetch_add(1, std::memory_order_release);
+    finish_share(static_cast<int>(word & 0xffffffffu));
     word = claims_.load(std::memory_order_acquire);
   }
 }

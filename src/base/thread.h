@@ -37,7 +37,7 @@ int num_cpus();
 // returns when every worker has finished, and allocates nothing. Workers spin for spin_us between regions, then sleep.
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads, int spin_us = 50);
+  explicit ThreadPool(int num_threads, int spin_us = 200);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -84,18 +84,21 @@ class ThreadPool {
   using Region = void (*)(void* context, int share);
   void run_region(Region region, void* context);
   void worker_loop();
+  void finish_share(int share);
   // Claims and does shares of region `generation` until none is left.
   void do_shares(uint32_t generation);
 
+  static constexpr int kCacheLineBytes = 64;
   const int num_threads_;
   const int spin_us_;
-  Region region_ = nullptr;
-  void* context_ = nullptr;
+  // What a worker needs to begin comes to it in one cache line, what it reports goes back in another.
   // Generation of the region in the upper half, shares claimed so far in the lower: one word, so that a late thread can
   // never claim a share of a region that it does not know.
-  std::atomic<uint64_t> claims_{0};
-  std::atomic<int> num_done_{0};
-  std::atomic<int> num_sleeping_{0};
+  alignas(kCacheLineBytes) std::atomic<uint64_t> claims_{0};
+  Region region_ = nullptr;
+  void* context_ = nullptr;
+  alignas(kCacheLineBytes) std::atomic<int> num_done_{0};
+  alignas(kCacheLineBytes) std::atomic<int> num_sleeping_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <utility>
 
 namespace moesaic {
 namespace {
@@ -10,6 +11,23 @@ constexpr size_t kQueueLimit = 1 << 20;  // outputs; one a token at most
 constexpr int64_t kPollMs = 100;
 
 std::atomic<RequestId> g_next_id{1};
+
+// Holds what comes for `sink` until the request ends.
+OutputSink collected(OutputSink sink) {
+  return [sink = std::move(sink), whole = std::make_shared<RequestOutput>()](RequestOutput&& output) {
+    const auto append = [](auto& all, const auto& part) { all.insert(all.end(), part.begin(), part.end()); };
+    append(whole->text, output.text);
+    append(whole->token_ids, output.token_ids);
+    append(whole->logprobs, output.logprobs);
+    append(whole->prompt_logprobs, output.prompt_logprobs);
+    if (output.finish_reason == FinishReason::kNone) return;
+    std::swap(output.text, whole->text);
+    std::swap(output.token_ids, whole->token_ids);
+    std::swap(output.logprobs, whole->logprobs);
+    std::swap(output.prompt_logprobs, whole->prompt_logprobs);
+    sink(std::move(output));
+  };
+}
 
 }  // namespace
 
@@ -27,8 +45,9 @@ absl::Status run_requests(Engine& engine, std::vector<Request> requests, const E
   while (num_ended < requests.size()) {
     while (!stopping && next < requests.size() && next - num_ended < static_cast<size_t>(options.max_open)) {
       requests[next].id = first_id + next;
-      const auto sink = [outputs](RequestOutput output) { (void)outputs->try_push(std::move(output)); };
-      if (absl::Status status = engine.submit(requests[next], sink); !status.ok()) {
+      OutputSink sink = [outputs](RequestOutput output) { (void)outputs->try_push(std::move(output)); };
+      if (!options.streams) sink = collected(std::move(sink));
+      if (absl::Status status = engine.submit(requests[next], std::move(sink)); !status.ok()) {
         abort_all();
         return annotate(status, str_cat("request ", next + 1));
       }

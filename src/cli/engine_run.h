@@ -13,6 +13,7 @@ namespace moesaic {
 struct EngineRunOptions {
   int max_open = 1;                   // requests in flight
   std::function<bool()> stop_wanted;  // asked between outputs; may be empty. Open requests are then aborted.
+  bool streams = false;  // outputs come as they are made; else one a request, at its end, and no thread wakes before
 };
 
 // `on_output` sees every output with the index of its request, in the order in which the engine made them. Ids are

@@ -126,7 +126,7 @@ absl::Status run(GenerateConfig& config) {
   int64_t first_ns = 0;
   RequestOutput last;
   MOESAIC_RETURN_IF_ERROR(run_requests(host->engine(), std::move(requests),
-                                       {.stop_wanted = [&] { return signals.stop_wanted(); }},
+                                       {.stop_wanted = [&] { return signals.stop_wanted(); }, .streams = true},
                                        [&](size_t, const RequestOutput& output) {
                                          if (first_ns == 0) first_ns = clock.now_ns();
                                          std::fputs(output.text.c_str(), stdout);
