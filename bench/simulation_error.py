@@ -19,12 +19,17 @@ import subprocess
 import tempfile
 
 ENGINE = ["--threads", "1"]
-LIMITS = ["--max-running-requests", "16", "--chunked-prefill-size", "1024", "--speculative-num-steps", "0"]
-LOADS = {  # name: flags of the traffic
+LIMITS = ["--max-running-requests", "16", "--chunked-prefill-size", "1024"]
+PLAIN = ["--speculative-num-steps", "0"]
+DRAFTS = ["--synthetic-acceptance", "0.7"]  # a simulation is told how many guesses are right: so is the server
+LOADS = {  # name: flags of the traffic; the names that begin with "drafts" speculate
     "steady": ["--num-prompts", "60", "--request-rate", "6", "--random-input-len", "256", "--random-output-len", "64"],
     "bursts": ["--num-prompts", "60", "--request-rate", "5", "--burstiness", "0.25", "--random-input-len", "256",
                "--random-output-len", "64"],
     "long": ["--num-prompts", "24", "--request-rate", "1.5", "--random-input-len", "1000", "--random-output-len", "80"],
+    "drafts": ["--num-prompts", "60", "--request-rate", "6", "--random-input-len", "256", "--random-output-len", "64"],
+    "drafts-saturated": ["--num-prompts", "48", "--request-rate", "inf", "--random-input-len", "256",
+                         "--random-output-len", "64"],
     "saturated": ["--num-prompts", "48", "--request-rate", "inf", "--random-input-len", "256", "--random-output-len", "64"],
 }
 FIGURES = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "median_e2el_ms")
@@ -53,9 +58,9 @@ def main():
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def serve_and_measure(trace):
+    def serve_and_measure(trace, limits):
         port = free_port()
-        server = subprocess.Popen([*prefix, args.binary, "serve", args.model, "--port", str(port), *ENGINE, *LIMITS],
+        server = subprocess.Popen([*prefix, args.binary, "serve", args.model, "--port", str(port), *ENGINE, *limits],
                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             assert "Serving" in server.stdout.readline()
@@ -84,13 +89,14 @@ def main():
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     with tempfile.TemporaryDirectory() as folder:
         table, trace = os.path.join(folder, "steps.json"), os.path.join(folder, "trace.jsonl")
-        engine = ["--model", args.model, *LIMITS, "--steps", table, "--metric-percentiles", "50,99", "--json"]
         for name in args.loads.split(","):
+            limits = [*LIMITS, *(DRAFTS if name.startswith("drafts") else PLAIN)]
+            engine = ["--model", args.model, *limits, "--steps", table, "--metric-percentiles", "50,99", "--json"]
             pairs = []
             for _ in range(args.repetitions):
-                run("bench", "steps", args.model, *ENGINE, *LIMITS, "--repetitions", "3", "--out", table)
+                run("bench", "steps", args.model, *ENGINE, *limits, "--repetitions", "3", "--out", table)
                 run("simulate", *engine, *LOADS[name], "--random-range-ratio", "0.5", "--traffic-out", trace)
-                real = serve_and_measure(trace)
+                real = serve_and_measure(trace, limits)
                 simulated = json.loads(run("simulate", *engine, "--trace", trace))
                 assert real["failed"] == 0, real
                 assert simulated["total_output_tokens"] == real["total_output_tokens"]

@@ -9,7 +9,6 @@
 #include "plan/deployment_settings.h"
 #include "plan/sim_report.h"
 #include "plan/simulator.h"
-#include "plan/step_table.h"
 
 namespace moesaic {
 namespace {
@@ -116,10 +115,6 @@ absl::StatusOr<std::unique_ptr<StepTimer>> make_timer(const SimulateConfig& conf
     MOESAIC_ASSIGN_OR_RETURN(CostStepTimer timer, CostStepTimer::make(deployment));
     return std::make_unique<CostStepTimer>(std::move(timer));
   }
-  if (config.engine.synthetic_acceptance >= 0) {
-    return absl::InvalidArgumentError(
-        "--steps: the table has no times of a draft module; leave --synthetic-acceptance");
-  }
   MOESAIC_ASSIGN_OR_RETURN(const std::string json, read_text_file(config.steps, kMaxTableBytes));
   absl::StatusOr<StepTable> table = StepTable::parse(json);
   if (!table.ok()) return annotate(table.status(), str_cat("--steps ", config.steps));
@@ -136,9 +131,8 @@ absl::StatusOr<EngineOptions> plan_sim_engine(const SimulateConfig& config, cons
   settings.dp_size = deployment.layout.dp_size;
   settings.tp_size = deployment.layout.tp_size;
   const bool drafts_known = settings.synthetic_acceptance >= 0;
-  if (settings.speculative_num_steps < 0) {
-    settings.speculative_num_steps =
-        drafts_known && deployment.num_draft > 0 ? static_cast<int>(deployment.num_draft) : 0;
+  if (settings.speculative_num_steps < 0 && (config.steps.empty() || !drafts_known)) {
+    settings.speculative_num_steps = drafts_known ? static_cast<int>(deployment.num_draft) : 0;
   }
   // Twice: what a step may hold decides the buffers, and these decide the KV cache.
   int64_t& kv_tokens = settings.max_total_tokens;

@@ -16,6 +16,7 @@
 #include "engine/request_check.h"
 #include "engine/sampler.h"
 #include "engine/speculator.h"
+#include "engine/step_measure.h"
 #include "engine/step_trace.h"
 #include "sched/scheduler.h"
 
@@ -145,20 +146,14 @@ void Engine::Impl::run() {
 absl::Status Engine::Impl::prepare_speculation() {
   const int max_depth = std::min(options.max_draft_depth, executor->max_draft_depth());
   if (max_depth == 0) return absl::OkStatus();
-  std::optional<StepCosts> costs;
-  if (options.adaptive_draft_depth) {
-    const int64_t max_rows =
-        std::min<int64_t>(int64_t{options.max_running_requests} * (1 + max_depth), options.max_tokens_per_step);
-    const StepCostOptions cost_options{.dp_size = options.dp_size,
-                                       .num_kv_blocks = options.num_kv_blocks,
-                                       .kv_block_tokens = options.kv_block_tokens,
-                                       .max_rows = max_rows,
-                                       .vocab_size = options.vocab_size,
-                                       .context_length = options.context_length};
-    MOESAIC_ASSIGN_OR_RETURN(costs, StepCosts::measure(*executor, cost_options, clock));
-    log_debug(str_cat("a decode step and a level of drafts take: ", costs->to_string()));
+  std::shared_ptr<const StepTable> table;
+  if (options.adaptive_draft_depth) table = options.step_table;
+  if (options.adaptive_draft_depth && !table) {
+    MOESAIC_ASSIGN_OR_RETURN(StepTable measured, measure_steps(*executor, options, StepMeasureOptions(), clock));
+    log_debug(str_cat("steps and drafts take: ", measured.to_json()));
+    table = std::make_shared<const StepTable>(std::move(measured));
   }
-  speculator.emplace(max_depth, options.dp_size, options.kv_block_tokens, options.context_length, std::move(costs));
+  speculator.emplace(max_depth, options.dp_size, options.kv_block_tokens, options.context_length, std::move(table));
   return absl::OkStatus();
 }
 

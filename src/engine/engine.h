@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "engine/executor.h"
 #include "engine/faulty_executor.h"
+#include "engine/step_table.h"
 #include "sched/request.h"
 #include "text/tokenizer.h"
 
@@ -81,6 +82,8 @@ struct EngineOptions {
   int64_t queue_timeout_ms = 0;         // longest wait for the start of a request; 0 = no bound
   int max_draft_depth = 0;              // tokens that the draft module may guess in a step; 0 = no speculation
   bool adaptive_draft_depth = true;     // the depth that pays, from 0 to max; else always max
+  // What steps and drafts take, for the depth that pays; null: measured at the start.
+  std::shared_ptr<const StepTable> step_table;
   // Benchmarks: a guess counts as right with this probability, whatever the model says; the text is not the model's.
   // -1 = off.
   double synthetic_acceptance = -1.0;
@@ -110,7 +113,7 @@ struct EngineStats {
 
 class Engine {
  public:
-  // With adaptive drafts, measures what steps cost first: up to a second or so.
+  // With adaptive drafts and no step_table, measures what steps take first: up to a second or so.
   Engine(EngineOptions options, std::unique_ptr<Executor> executor,
          const Tokenizer* tokenizer /* may be null: no text, no stop strings */, const Clock& clock);
   ~Engine();  // stops; open requests end with kAbort

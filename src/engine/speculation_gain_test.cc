@@ -1,7 +1,8 @@
-// Adaptive drafts against none, in virtual time: steps of known cost, guesses that are right with a given probability.
+// Adaptive drafts against none, in virtual time: steps of known times, guesses that are right with a given probability.
 // What exploring costs counts.
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "base/rng.h"
 #include "engine/speculator.h"
@@ -15,22 +16,22 @@ constexpr int64_t kContext = 1 << 20;
 
 struct Case {
   const char* name;
-  StepCosts::Linear costs;
+  StepTable::Linear seconds;
 };
 // Of a step of one row: a level of drafts costs a fifth, and rows a twentieth, nearly nothing, or as much as all else.
 constexpr Case kCases[] = {
-    {"balanced", {.step_ns = 1000, .row_ns = 50, .draft_ns = 200, .draft_row_ns = 10, .key_ns = 0}},
-    {"bound by weights", {.step_ns = 1000, .row_ns = 2, .draft_ns = 30, .draft_row_ns = 1, .key_ns = 0}},
-    {"bound by rows", {.step_ns = 10, .row_ns = 100, .draft_ns = 10, .draft_row_ns = 20, .key_ns = 0}},
-    {"dear drafts", {.step_ns = 1000, .row_ns = 10, .draft_ns = 900, .draft_row_ns = 50, .key_ns = 0}},
+    {"balanced", {.step = 1000, .decode_token = 50, .draft_level = 200, .draft_token = 10}},
+    {"bound by weights", {.step = 1000, .decode_token = 2, .draft_level = 30, .draft_token = 1}},
+    {"bound by rows", {.step = 10, .decode_token = 100, .draft_level = 10, .draft_token = 20}},
+    {"dear drafts", {.step = 1000, .decode_token = 10, .draft_level = 900, .draft_token = 50}},
 };
 
 // A service that is always full: `batch` sequences of up to `max_length` tokens; who ends is replaced at once. Prompts
 // cost nothing here.
 class Service final : public Executor {
  public:
-  Service(const StepCosts& costs, int batch, int max_length, double probability)
-      : costs_(costs), max_length_(max_length), probability_(probability), sequences_(batch) {
+  Service(const StepTable::Linear& seconds, int batch, int max_length, double probability)
+      : seconds_(seconds), max_length_(max_length), probability_(probability), sequences_(batch) {
     plan_.groups.resize(1);
     for (Running& running : sequences_) {
       restart(&running);
@@ -39,12 +40,12 @@ class Service final : public Executor {
     }
   }
 
-  // Tokens a nanosecond.
+  // Tokens a second.
   double run(int64_t num_steps, Speculator* speculator) {
-    double tokens = 0, time_ns = 0;
+    double tokens = 0, time_s = 0;
     for (int64_t step = 0; step < num_steps; ++step) {
-      tokens += plan_step(&time_ns);
-      draft_ns_ = 0;
+      tokens += plan_step(&time_s);
+      draft_s_ = 0;
       speculator->begin(plan_);
       for (size_t i = 0; i < sequences_.size(); ++i) {
         Running& running = sequences_[i];
@@ -53,9 +54,9 @@ class Service final : public Executor {
         running.num_draft = 0;
       }
       EXPECT_TRUE(speculator->draft(plan_, *this).ok());
-      time_ns += draft_ns_;
+      time_s += draft_s_;
     }
-    return tokens / time_ns;
+    return tokens / time_s;
   }
 
  private:
@@ -79,7 +80,7 @@ class Service final : public Executor {
   }
 
   // Takes all sequences one step on; the tokens that it yields.
-  double plan_step(double* time_ns) {
+  double plan_step(double* time_s) {
     std::vector<PlannedChunk>& chunks = plan_.groups[0].chunks;
     chunks.assign(sequences_.size(), {});
     double rows = 0, tokens = 0;
@@ -107,7 +108,7 @@ class Service final : public Executor {
       rows += 1 + running.num_draft;
       tokens += static_cast<double>(running.accepted.size());
     }
-    *time_ns += costs_.step_ns(rows, 0);
+    *time_s += seconds_.step + rows * seconds_.decode_token;
     return tokens;
   }
 
@@ -119,26 +120,26 @@ class Service final : public Executor {
       sequences_[chunk.chunk].num_draft = chunk.depth;
       num_decoding += plan.groups[0].chunks[chunk.chunk].is_prefill && chunk.depth == 0 ? 0 : 1;
     }
-    if (num_decoding > 0) draft_ns_ = costs_.draft_level_ns(num_decoding) * std::max(drafts.depth, 1);
+    if (num_decoding > 0)
+      draft_s_ = (seconds_.draft_level + num_decoding * seconds_.draft_token) * std::max(drafts.depth, 1);
     return absl::OkStatus();
   }
 
-  const StepCosts& costs_;
+  const StepTable::Linear seconds_;
   const int64_t max_length_;
   const double probability_;
   Rng rng_{7};
   std::vector<Running> sequences_;
   StepPlan plan_;
-  double draft_ns_ = 0;
+  double draft_s_ = 0;
 };
 
 // Tokens a second with adaptive drafts, as a share of those without.
-double gain(const StepCosts::Linear& linear, int batch, int max_length, double probability) {
+double gain(const StepTable::Linear& seconds, int batch, int max_length, double probability) {
   constexpr int64_t kSteps = 8000;
-  const StepCosts costs(linear);
-  Speculator speculator(kMaxDepth, 1, 64, kContext, costs);
-  const double plain = batch / costs.step_ns(batch, 0);
-  return Service(costs, batch, max_length, probability).run(kSteps, &speculator) / plain;
+  Speculator speculator(kMaxDepth, 1, 64, kContext, std::make_shared<const StepTable>(StepTable::linear(seconds)));
+  const double plain = batch / (seconds.step + batch * seconds.decode_token);
+  return Service(seconds, batch, max_length, probability).run(kSteps, &speculator) / plain;
 }
 
 TEST(SpeculationGain, NeverMoreThanTwoPercentBelowPlainDecoding) {
@@ -146,7 +147,7 @@ TEST(SpeculationGain, NeverMoreThanTwoPercentBelowPlainDecoding) {
     for (const int max_length : {100, 2000}) {
       for (const int batch : {1, 2, 4, 8, 16, 32}) {
         for (int tenths = 0; tenths <= 10; ++tenths) {
-          EXPECT_GE(gain(test.costs, batch, max_length, tenths / 10.0), 0.98)
+          EXPECT_GE(gain(test.seconds, batch, max_length, tenths / 10.0), 0.98)
               << test.name << ", batch " << batch << ", up to " << max_length << " tokens, right " << tenths << " / 10";
         }
       }
@@ -159,21 +160,22 @@ TEST(SpeculationGain, NorWithAnyCosts) {
   Rng rng(kSeed);
   for (int i = 0; i < 150; ++i) {
     const auto up_to = [&](double most) { return most * std::exp2(-10 * rng.uniform()); };
-    const StepCosts::Linear costs{
-        .step_ns = 1000, .row_ns = up_to(1000), .draft_ns = up_to(1000), .draft_row_ns = up_to(300), .key_ns = 0};
+    const StepTable::Linear seconds{
+        .step = 1000, .decode_token = up_to(1000), .draft_level = up_to(1000), .draft_token = up_to(300)};
     const int batch = static_cast<int>(1 + rng.below(32)), max_length = static_cast<int>(20 + rng.below(1000));
     const double probability = rng.uniform();
-    EXPECT_GE(gain(costs, batch, max_length, probability), 0.98)
+    EXPECT_GE(gain(seconds, batch, max_length, probability), 0.98)
         << "seed " << kSeed << ", case " << i << ": batch " << batch << ", up to " << max_length << " tokens, right "
-        << probability << ", row " << costs.row_ns << ", draft " << costs.draft_ns << " + " << costs.draft_row_ns;
+        << probability << ", row " << seconds.decode_token << ", draft " << seconds.draft_level << " + "
+        << seconds.draft_token;
   }
 }
 
 // What pays is used.
 TEST(SpeculationGain, IsLargeWhereGuessesAreRight) {
-  EXPECT_GT(gain(kCases[0].costs, 1, 2000, 0.9), 1.8);
-  EXPECT_GT(gain(kCases[0].costs, 8, 2000, 0.9), 1.25);
-  EXPECT_GT(gain(kCases[1].costs, 32, 2000, 0.9), 2.3);
+  EXPECT_GT(gain(kCases[0].seconds, 1, 2000, 0.9), 1.8);
+  EXPECT_GT(gain(kCases[0].seconds, 8, 2000, 0.9), 1.25);
+  EXPECT_GT(gain(kCases[1].seconds, 32, 2000, 0.9), 2.3);
 }
 
 }  // namespace

@@ -173,8 +173,8 @@ TEST(Speculation, RejectedGuessesGiveTheirBlocksBack) {
 }
 
 // One sequence that decodes, step after step, guesses right with `probability`.
-int settled_depth(double probability, const StepCosts::Linear& costs, int num_sequences) {
-  Speculator speculator(3, 1, 64, 4096, StepCosts(costs));
+int settled_depth(double probability, const StepTable::Linear& seconds, int num_sequences) {
+  Speculator speculator(3, 1, 64, 4096, std::make_shared<const StepTable>(StepTable::linear(seconds)));
   Sequence sequence;
   sequence.request.prompt_ids = {1, 2, 3};
   sequence.request.max_tokens = 1'000'000;
@@ -208,55 +208,14 @@ int settled_depth(double probability, const StepCosts::Linear& costs, int num_se
   return speculator.depth();
 }
 
-// Steps of a known price on a clock of their own; now and then one is disturbed.
-class PricedExecutor final : public Executor {
- public:
-  explicit PricedExecutor(ManualClock& clock) : clock_(clock) {}
-  absl::Status execute(const StepPlan& plan, StepLogits*) override {
-    int64_t rows = 0, keys = 0;
-    for (const PlannedChunk& chunk : plan.groups[0].chunks) {
-      rows += chunk.num_tokens();
-      keys += chunk.kv_begin;
-    }
-    const bool disturbed = num_steps_++ < 4;  // the first measurement of one row, both times
-    clock_.advance_ns(1'000'000 + 50'000 * rows + 10 * keys + (disturbed ? 700'000 : 0));
-    return absl::OkStatus();
-  }
-  int max_draft_depth() const override { return 3; }
-  absl::Status draft(const StepPlan&, const DraftPlan& drafts, DraftTokens*) override {
-    clock_.advance_ns(200'000 + 10'000 * static_cast<int64_t>(drafts.groups[0].chunks.size()));
-    return absl::OkStatus();
-  }
-
- private:
-  ManualClock& clock_;
-  int num_steps_ = 0;
-};
-
-TEST(StepCosts, AreMeasuredAndGoOnBeyond) {
-  ManualClock clock;
-  PricedExecutor executor(clock);
-  const auto costs = StepCosts::measure(
-      executor, {.dp_size = 2, .num_kv_blocks = 64, .kv_block_tokens = 64, .max_rows = 256, .context_length = 4096},
-      clock);
-  ASSERT_TRUE(costs.ok()) << costs.status();
-  const auto expected = [](double rows) { return 1'000'000 + rows * (50'000 + 10 * 16); };
-  for (const double rows : {2.0, 3.0, 8.0, 32.0, 200.0}) {
-    EXPECT_NEAR(costs->step_ns(rows, 0), expected(rows), 1.0) << rows;
-    EXPECT_NEAR(costs->draft_level_ns(rows), 200'000 + 10'000 * rows, 1.0);
-  }
-  EXPECT_LE(costs->step_ns(1, 0), expected(2));  // not what the disturbance made of it
-  EXPECT_LE(costs->step_ns(4, 1000) - costs->step_ns(4, 0), 10.0 * 1000 + 1);
-}
-
 TEST(Speculator, DepthIsWhatPays) {
   // A step costs 1, each row 0.05, a level of drafts 0.2: at 0.95 the third guess pays, at 0.05 none does.
-  const StepCosts::Linear cheap{.step_ns = 1000, .row_ns = 50, .draft_ns = 200, .draft_row_ns = 10, .key_ns = 0};
+  const StepTable::Linear cheap{.step = 1.0, .decode_token = 0.05, .draft_level = 0.2, .draft_token = 0.01};
   EXPECT_EQ(settled_depth(0.95, cheap, 1), 3);
   EXPECT_EQ(settled_depth(0.45, cheap, 1), 1);
   EXPECT_EQ(settled_depth(0.05, cheap, 1), 0);
   // Rows cost as much as the step: nothing is gained by more of them.
-  const StepCosts::Linear full{.step_ns = 10, .row_ns = 100, .draft_ns = 10, .draft_row_ns = 20, .key_ns = 0};
+  const StepTable::Linear full{.step = 0.01, .decode_token = 0.1, .draft_level = 0.01, .draft_token = 0.02};
   EXPECT_EQ(settled_depth(0.99, full, 8), 0);
 }
 

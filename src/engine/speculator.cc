@@ -21,11 +21,11 @@ constexpr int kStepsToSwitchOff = 8;
 }  // namespace
 
 Speculator::Speculator(int max_depth, int dp_size, int kv_block_tokens, int64_t context_length,
-                       std::optional<StepCosts> costs)
+                       std::shared_ptr<const StepTable> table)
     : max_depth_(max_depth),
       kv_block_tokens_(kv_block_tokens),
       context_length_(context_length),
-      costs_(std::move(costs)),
+      table_(std::move(table)),
       acceptance_(max_depth, kFirstAcceptance),
       groups_(dp_size) {
   plan_.groups.resize(dp_size);
@@ -100,28 +100,36 @@ void Speculator::learn(const PlannedChunk& chunk, int num_right) {
 }
 
 // All groups step together: the largest sets the time.
-double Speculator::tokens_per_ns(int depth) const {
-  double tokens = 0, step_ns = 0, draft_ns = 0, expected = 0, likely = 1;
+double Speculator::tokens_per_s(int depth) const {
+  double tokens = 0, step_s = 0, draft_s = 0, expected = 0, likely = 1;
   for (int level = 0; level < depth; ++level) expected += likely *= acceptance_[level];
   for (const GroupState& group : groups_) {
     tokens += group.num_decoding + group.num_wishes * expected;
     if (group.num_decoding == 0) continue;
-    const double rows = group.num_decoding + static_cast<double>(group.num_wishes) * depth;
-    const double keys = static_cast<double>(group.num_keys) * rows / group.num_decoding;
-    step_ns = std::max(step_ns, costs_->step_ns(rows, keys));
-    draft_ns = std::max(draft_ns, costs_->draft_level_ns(group.num_wishes) * depth);
+    // Rows are those of the sequences on average.
+    const auto work_of = [&](int64_t num_seqs, int64_t num_tokens) {
+      const int64_t num_keys = group.num_keys * num_seqs / group.num_decoding;
+      return GroupWork{.num_decode_seqs = num_seqs,
+                       .num_decode_tokens = num_tokens,
+                       .decode_kv_tokens = num_keys,
+                       .decode_pairs = static_cast<double>(num_keys * num_tokens) / static_cast<double>(num_seqs)};
+    };
+    const int64_t num_tokens = group.num_decoding + int64_t{group.num_wishes} * depth;
+    step_s = std::max(step_s, table_->seconds(table_->step, work_of(group.num_decoding, num_tokens)));
+    if (depth == 0 || group.num_wishes == 0) continue;
+    draft_s = std::max(draft_s, depth * table_->seconds(table_->draft, work_of(group.num_wishes, group.num_wishes)));
   }
-  return tokens / (step_ns + draft_ns);
+  return tokens / (step_s + draft_s);
 }
 
 int Speculator::choose_depth() {
   if (wishes_.empty()) return 0;
-  if (!costs_) return max_depth_;
-  const double without = tokens_per_ns(0);
+  if (!table_) return max_depth_;
+  const double without = tokens_per_s(0);
   double best = 0;
   int depth = 1;
   for (int candidate = 1; candidate <= max_depth_; ++candidate) {
-    const double rate = tokens_per_ns(candidate);
+    const double rate = tokens_per_s(candidate);
     if (rate <= best) continue;
     best = rate;
     depth = candidate;

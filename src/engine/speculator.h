@@ -1,5 +1,5 @@
 // Speculator: which tokens the draft module guesses for the next step, and how many. The depth is the one that gives
-// most tokens a second, by StepCosts and by how often guesses of each level were right lately; it is common to all DP
+// most tokens a second, by a StepTable and by how often guesses of each level were right lately; it is common to all DP
 // groups. Output never depends on it: a guess is accepted when it is the token that would have been sampled anyway.
 // Engine thread; no clock, no randomness: same calls, same depth.
 //
@@ -10,21 +10,22 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "engine/engine.h"
 #include "engine/executor.h"
-#include "engine/step_costs.h"
+#include "engine/step_table.h"
 #include "sched/scheduler.h"
 
 namespace moesaic {
 
 class Speculator {
  public:
-  // `costs`: none = always the largest depth.
-  Speculator(int max_depth, int dp_size, int kv_block_tokens, int64_t context_length, std::optional<StepCosts> costs);
+  // `table`: null = always the largest depth.
+  Speculator(int max_depth, int dp_size, int kv_block_tokens, int64_t context_length,
+             std::shared_ptr<const StepTable> table);
 
   void begin(const StepPlan& plan);
   // What became of a chunk: `accepted` are its sampled tokens (none if it did not reach the end), of which the last was
@@ -63,13 +64,13 @@ class Speculator {
   void add_wish(int group, const PlannedChunk& chunk, const Sequence& sequence, int32_t num_rows, int64_t num_accepted);
   int choose_depth();
   void drop_decode_chunks();
-  double tokens_per_ns(int depth) const;
+  double tokens_per_s(int depth) const;
   void learn(const PlannedChunk& chunk, int num_right);
 
   const int max_depth_;
   const int kv_block_tokens_;
   const int64_t context_length_;
-  const std::optional<StepCosts> costs_;
+  const std::shared_ptr<const StepTable> table_;
   std::vector<double> acceptance_;
   std::vector<Wish> wishes_;
   std::vector<RowCount> row_counts_;

@@ -1,5 +1,5 @@
 // JsonFields: typed, range-checked reads from one JSON object. The first problem is kept and later reads return
-// defaults, so that callers read all fields and check status() once. Borrowed object; one thread. Private to model/.
+// defaults, so that callers read all fields and check status() once. Borrowed object; one thread.
 #pragma once
 
 #include <cstdint>

@@ -17,8 +17,9 @@ constexpr int64_t kOriginNs = 1'000'000'000;  // of virtual time: 0 means "not y
 constexpr int64_t kDonePollMs = 1'000;
 constexpr int64_t kDrainMs = 60'000;
 
-EngineOptions engine_options(const SimOptions& options) {
+EngineOptions engine_options(const SimOptions& options, const StepTimer& timer) {
   EngineOptions engine = options.engine;
+  engine.step_table = timer.table();
   engine.vocab_size = SimExecutor::kVocabSize;
   engine.eos_token_ids.clear();
   engine.hooks = {};
@@ -35,8 +36,9 @@ class Simulation {
         timer, options.engine.max_draft_depth,
         SimExecutor::Hooks{.advance = [this](int64_t duration_ns) { advance(duration_ns); },
                            .on_step = [this](const StepWork& work, int64_t ns) { record_step(work, ns); }});
-    engine_ = std::make_unique<Engine>(engine_options(options), std::move(executor), /*tokenizer=*/nullptr, clock_);
-    // Measuring what steps cost took virtual time.
+    engine_ =
+        std::make_unique<Engine>(engine_options(options, timer), std::move(executor), /*tokenizer=*/nullptr, clock_);
+    // Measuring what steps take may have taken virtual time.
     start_ns_ = clock_.now_ns();
     result_.records.resize(traffic.size());
   }
@@ -105,13 +107,7 @@ class Simulation {
     set_now(from.due_ns);
     result_.records[index] = {.start_ns = now_ns(), .num_input = from.num_input};
     ++num_open_;
-    Request request;
-    request.id = index;
-    request.prompt_ids = prompt_tokens(from, static_cast<int64_t>(index), options_.seed, SimExecutor::kVocabSize);
-    request.max_tokens = from.num_output;
-    request.ignore_eos = true;
-    request.sampling.temperature = 0.0f;
-    request.sampling.seed = Rng(options_.seed, index).next_u64();
+    Request request = sim_request(options_, from, index);
     request.arrival_ns = clock_.now_ns();
     const absl::Status status =
         engine_->submit(std::move(request), [this, index](const RequestOutput& output) { on_output(index, output); });
@@ -204,6 +200,17 @@ class Simulation {
 
 }  // namespace
 
+Request sim_request(const SimOptions& options, const TrafficRequest& from, size_t index) {
+  Request request;
+  request.id = index;
+  request.prompt_ids = prompt_tokens(from, static_cast<int64_t>(index), options.seed, SimExecutor::kVocabSize);
+  request.max_tokens = from.num_output;
+  request.ignore_eos = true;
+  request.sampling.temperature = 0.0f;
+  request.sampling.seed = Rng(options.seed, index).next_u64();
+  return request;
+}
+
 absl::StatusOr<SimResult> simulate(const SimOptions& options, std::span<const TrafficRequest> traffic,
                                    const StepTimer& timer) {
   if (traffic.empty()) return absl::InvalidArgumentError("there are no requests to simulate");
@@ -211,6 +218,10 @@ absl::StatusOr<SimResult> simulate(const SimOptions& options, std::span<const Tr
     return absl::InvalidArgumentError(
         "a simulation cannot know how many guesses are right: give --synthetic-acceptance (0 to 1), or "
         "--speculative-num-steps 0");
+  }
+  if (options.engine.max_draft_depth > 0 && timer.table() && !timer.table()->has_draft()) {
+    return absl::InvalidArgumentError(
+        "the table of step times has none of a draft module: measure it with one, or give --speculative-num-steps 0");
   }
   return Simulation(options, traffic, timer).run();
 }

@@ -22,7 +22,7 @@
 namespace moesaic {
 
 struct SimOptions {
-  // Drafts need a synthetic_acceptance. Vocabulary, end tokens and hooks are the simulator's own.
+  // Drafts need a synthetic_acceptance. Vocabulary, end tokens, step table and hooks are the simulator's own.
   EngineOptions engine;
   uint64_t seed = 0;            // of prompts and acceptance
   int64_t max_concurrency = 0;  // requests open at once; one that waits for a place starts late. 0 = no limit
@@ -65,7 +65,11 @@ struct SimResult {
   std::string trace_json;  // with record_trace; holds the first steps and requests where not all fit
 };
 
-// Blocks until all requests have ended. Errors: no traffic, drafts without an acceptance, a dead engine.
+// What the engine gets for the request at `index` of the traffic; without its time.
+Request sim_request(const SimOptions& options, const TrafficRequest& from, size_t index);
+
+// Blocks until all requests have ended. Errors: no traffic, drafts without an acceptance or without times, a dead
+// engine.
 absl::StatusOr<SimResult> simulate(const SimOptions& options, std::span<const TrafficRequest> traffic,
                                    const StepTimer& timer);
 

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <utility>
 
+#include "base/bounded_queue.h"
 #include "base/rng.h"
+#include "plan/sim_executor.h"
 
 namespace moesaic {
 namespace {
@@ -22,6 +25,10 @@ SimOptions small_options() {
                      .max_tokens_per_step = 2048}};
 }
 
+TableStepTimer linear_timer(const StepTable::Linear& seconds) {
+  return TableStepTimer(StepTable::linear(seconds));
+}
+
 SimResult run(const SimOptions& options, const std::vector<TrafficRequest>& traffic, const StepTimer& timer) {
   absl::StatusOr<SimResult> result = simulate(options, traffic, timer);
   EXPECT_TRUE(result.ok()) << result.status();
@@ -29,7 +36,7 @@ SimResult run(const SimOptions& options, const std::vector<TrafficRequest>& traf
 }
 
 TEST(Simulator, TwoRequestsByHand) {
-  const LinearStepTimer timer({.step = 10e-3, .decode_token = 1e-3, .prefill_token = 0.1e-3});
+  const TableStepTimer timer = linear_timer({.step = 10e-3, .decode_token = 1e-3, .prefill_token = 0.1e-3});
   // Prompt of 100: step of 20 ms. The second comes at 5 ms: its prompt of 50 runs beside the first one's second token.
   const SimResult result = run(small_options(),
                                {{.due_ns = 0, .num_input = 100, .num_output = 3},
@@ -57,7 +64,7 @@ TEST(Simulator, TwoRequestsByHand) {
 // rate * t prompts; they are fewer than one, and the step of the group that has it sets the time:
 //   t = step + decode_token * n + prefill_token * input * rate * t,  n = rate * t * (output - 1) / dp_size
 TEST(Simulator, SteadyStateIsTheClosedForm) {
-  const LinearStepTimer::Seconds s{.step = 4e-3, .decode_token = 50e-6, .prefill_token = 5e-6};
+  const StepTable::Linear s{.step = 4e-3, .decode_token = 50e-6, .prefill_token = 5e-6};
   for (const double rate : {5.0, 20.0, 60.0}) {
     for (const int dp_size : {1, 4}) {
       constexpr double kInput = 300, kOutput = 120;
@@ -71,7 +78,7 @@ TEST(Simulator, SteadyStateIsTheClosedForm) {
                         .arrivals = {.request_rate = rate, .burstiness = INFINITY, .seed = 3},
                         .input_len = static_cast<int64_t>(kInput),
                         .output_len = static_cast<int64_t>(kOutput)});
-      const SimResult result = run(options, traffic, LinearStepTimer(s));
+      const SimResult result = run(options, traffic, linear_timer(s));
       double tpot = 0.0, running = 0.0;
       constexpr size_t kWarm = 1000, kUsed = 1500;
       for (size_t i = kWarm; i < kWarm + kUsed; ++i) {
@@ -97,7 +104,7 @@ TEST(Simulator, PoissonQueueIsPollaczekKhinchine) {
                                                               .arrivals = {.request_rate = rho / kService, .seed = 11},
                                                               .input_len = 16,
                                                               .output_len = 1});
-    const SimResult result = run(options, traffic, LinearStepTimer({.step = kService}));
+    const SimResult result = run(options, traffic, linear_timer({.step = kService}));
     double wait = 0.0;
     for (const SimRecord& record : result.records) {
       wait += static_cast<double>(record.last_ns - record.start_ns) * 1e-9 - kService;
@@ -124,7 +131,8 @@ TEST(Simulator, SameSeedSameResult) {
                     .range_ratio = 0.9,
                     .num_prefixes = 3,
                     .prefix_len = 128});
-  const LinearStepTimer timer({.step = 1e-3, .decode_token = 1e-4, .prefill_token = 1e-5, .draft_level = 1e-4});
+  const TableStepTimer timer =
+      linear_timer({.step = 1e-3, .decode_token = 1e-4, .prefill_token = 1e-5, .draft_level = 1e-4});
   const SimResult one = run(options, traffic, timer), two = run(options, traffic, timer);
   ASSERT_EQ(one.records.size(), two.records.size());
   for (size_t i = 0; i < one.records.size(); ++i) {
@@ -146,12 +154,75 @@ TEST(Simulator, SameSeedSameResult) {
   EXPECT_GT(cached, 100 * 128);
 }
 
+// The same requests to an engine on the machine's clock, which knows the same table: it drafts the same.
+EngineStats drafts_of_real_engine(const SimOptions& options, const std::vector<TrafficRequest>& traffic,
+                                  const TableStepTimer& timer) {
+  EngineOptions engine_options = options.engine;
+  engine_options.vocab_size = SimExecutor::kVocabSize;
+  engine_options.step_table = timer.table();
+  BoundedQueue<bool> started(1), submitted(1);
+  const auto wait_once = [&, waited = false](int64_t) mutable {
+    if (std::exchange(waited, true)) return;
+    EXPECT_TRUE(started.try_push(true) && submitted.pop_for(60'000));
+  };
+  Engine engine(engine_options,
+                std::make_unique<SimExecutor>(timer, engine_options.max_draft_depth,
+                                              SimExecutor::Hooks{.advance = wait_once, .on_step = {}}),
+                nullptr, real_clock());
+  for (size_t i = 0; i < traffic.size(); ++i) {
+    const absl::Status status = engine.submit(sim_request(options, traffic[i], i), [](const RequestOutput&) {});
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(i > 0 || started.pop_for(60'000));  // the others come during the first step, as in the simulation
+  }
+  EXPECT_TRUE(submitted.try_push(true));
+  engine.drain(60'000);
+  return engine.stats();
+}
+
+TEST(Simulator, DraftsAsTheEngineDoes) {
+  StepTable table = StepTable::linear({});
+  table.decode_tokens = {0, 4, 16, 64};  // four tokens cost what one does, sixty-four ten times as much
+  table.step.base_s = {1e-3, 1.1e-3, 1e-3, 1.1e-3, 2e-3, 2.1e-3, 10e-3, 10.1e-3};
+  table.step.decode_pair_s = {1e-7, 1e-7, 1e-7, 2e-7};
+  table.draft.base_s = {1e-4, 1e-4, 1e-4, 1e-4, 1e-4, 1e-4, 2e-4, 2e-4};
+  table.draft.decode_pair_s = {0.0, 0.0, 0.0, 0.0};
+  const TableStepTimer timer(table);
+  double share_before = 1.0;
+  for (const int64_t num_requests : {2, 14, 40}) {
+    SimOptions options = small_options();
+    options.engine.dp_size = 2;
+    options.engine.max_draft_depth = 3;
+    options.engine.synthetic_acceptance = 0.75;
+    options.seed = 9;
+    const std::vector<TrafficRequest> traffic = make_traffic({.num_prompts = num_requests,
+                                                              .arrivals = {.request_rate = INFINITY, .seed = 9},
+                                                              .input_len = 40,
+                                                              .output_len = 300,
+                                                              .range_ratio = 0.9});
+    const EngineStats simulated = run(options, traffic, timer).stats;
+    const EngineStats real = drafts_of_real_engine(options, traffic, timer);
+    EXPECT_EQ(simulated.steps_total, real.steps_total);
+    EXPECT_EQ(simulated.speculation->drafts_total, real.speculation->drafts_total);
+    EXPECT_EQ(simulated.speculation->draft_tokens_total, real.speculation->draft_tokens_total);
+    EXPECT_EQ(simulated.speculation->accepted_tokens_total, real.speculation->accepted_tokens_total);
+    const double share = static_cast<double>(simulated.speculation->accepted_tokens_total) /
+                         static_cast<double>(simulated.output_tokens_total);
+    EXPECT_LT(share, share_before - 0.05) << "fewer guesses pay where many decode";
+    share_before = share;
+  }
+  table.draft = {};
+  SimOptions options = small_options();
+  options.engine.max_draft_depth = 1;
+  options.engine.synthetic_acceptance = 0.5;
+  EXPECT_FALSE(simulate(options, std::vector<TrafficRequest>(1), TableStepTimer(table)).ok());
+}
+
 TEST(Simulator, RefusalsFailuresAndClosedLoops) {
   SimOptions options = small_options();
   options.engine.context_length = 100;
   options.engine.queue_timeout_ms = 25;
   options.engine.max_running_requests = 1;
-  const LinearStepTimer timer({.step = 10e-3});
+  const TableStepTimer timer = linear_timer({.step = 10e-3});
   SimResult result = run(options,
                          {{.due_ns = 0, .num_input = 90, .num_output = 11},  // above the context
                           {.due_ns = 0, .num_input = 10, .num_output = 5},

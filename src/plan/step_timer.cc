@@ -1,6 +1,7 @@
 #include "plan/step_timer.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace moesaic {
 
@@ -38,14 +39,23 @@ void StepWork::assign(const StepPlan& plan, const DraftPlan& drafts, int level) 
   }
 }
 
-double LinearStepTimer::step_s(const StepWork& work) const {
+double TableStepTimer::most_seconds(const StepTimes& times, const StepWork& work) const {
   double most = 0.0;
-  for (const GroupWork& group : work.groups) {
-    most = std::max(most, seconds_.decode_token * static_cast<double>(group.num_decode_tokens) +
-                              seconds_.decode_kv_token * static_cast<double>(group.decode_kv_tokens) +
-                              seconds_.prefill_token * static_cast<double>(group.num_prefill_tokens));
-  }
-  return seconds_.step + most;
+  for (const GroupWork& group : work.groups) most = std::max(most, table_->seconds(times, group));
+  return most;
+}
+
+// The engine samples the rows of all groups.
+double TableStepTimer::step_s(const StepWork& work) const {
+  const auto logit_rows = std::accumulate(work.logit_rows.begin(), work.logit_rows.end(), int64_t{0});
+  return most_seconds(table_->step, work) + table_->host_step_s +
+         table_->host_logit_row_s * static_cast<double>(logit_rows);
+}
+
+std::string TableStepTimer::source() const {
+  if (table_->model.empty()) return table_->device;
+  return str_cat("measured: ", table_->model, " on ", table_->device, ", ", table_->layout, ", ", table_->num_threads,
+                 table_->num_threads == 1 ? " thread" : " threads");
 }
 
 absl::StatusOr<CostStepTimer> CostStepTimer::make(Deployment deployment) {

@@ -1,12 +1,14 @@
-// StepTimer: how long a step takes, as the simulator asks: the cost model, or a table measured on this machine.
+// StepTimer: how long a step takes, as the simulator asks: the cost model, or a table measured on a machine.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cost/cost_model.h"
 #include "engine/executor.h"
+#include "engine/step_table.h"
 #include "sched/step_plan.h"
 
 namespace moesaic {
@@ -29,27 +31,25 @@ class StepTimer {
   virtual double step_s(const StepWork& work) const = 0;
   // Seconds that one level of the draft module adds.
   virtual double draft_level_s(const StepWork& work) const = 0;
+  // What the engine may know of the times before it starts; null: it measures them.
+  virtual std::shared_ptr<const StepTable> table() const { return nullptr; }
   // Where the times come from, as the report says it: "measured: ...", "predicted: ...".
   virtual std::string source() const = 0;
 };
 
-// Linear in the work of the largest group: for tests, where the queue's behaviour is known in closed form.
-class LinearStepTimer final : public StepTimer {
+// A measured table.
+class TableStepTimer final : public StepTimer {
  public:
-  struct Seconds {
-    double step = 0.0;
-    double decode_token = 0.0;
-    double decode_kv_token = 0.0;
-    double prefill_token = 0.0;
-    double draft_level = 0.0;
-  };
-  explicit LinearStepTimer(const Seconds& seconds) : seconds_(seconds) {}
+  explicit TableStepTimer(StepTable table) : table_(std::make_shared<const StepTable>(std::move(table))) {}
   double step_s(const StepWork& work) const override;
-  double draft_level_s(const StepWork&) const override { return seconds_.draft_level; }
-  std::string source() const override { return "given: linear in the tokens of the largest group"; }
+  double draft_level_s(const StepWork& work) const override { return most_seconds(table_->draft, work); }
+  std::shared_ptr<const StepTable> table() const override { return table_; }
+  std::string source() const override;
 
  private:
-  const Seconds seconds_;
+  // Groups run side by side: the largest one counts.
+  double most_seconds(const StepTimes& times, const StepWork& work) const;
+  const std::shared_ptr<const StepTable> table_;
 };
 
 // The cost model. Its Deployment::num_draft is not used: the engine drafts as it decides.

@@ -76,15 +76,21 @@ class SimulateTest(unittest.TestCase):
         subprocess.run([BINARY, "bench", "steps", MODEL, "--threads", "1", "-r", "1", "--out", self.path("steps.json"),
                         "--device", "the test's machine", *limits], check=True, capture_output=True, timeout=120)
         table = json.loads(pathlib.Path(self.path("steps.json")).read_text(encoding="utf-8"))
-        self.assertEqual(table["decode_tokens"], [0, 1, 2])
+        self.assertEqual(table["decode_tokens"], [0, 1, 2, 4, 8])  # two sequences, and their drafts
         self.assertEqual(table["prefill_tokens"], [0, 16, 62])
-        self.assertTrue(all(time > 0 for time in table["step_s"][1:]), table)
+        self.assertTrue(all(time > 0 for kind in ("step", "draft") for time in table[kind]["base_s"]), table)
         flags = ["--model", MODEL, "--steps", self.path("steps.json"), *limits, "--num-prompts", "30", "--request-rate",
                  "20", "--random-input-len", "100", "--random-output-len", "20", "--json"]
         figures = json.loads(simulate(*flags))
         self.assertEqual(figures["completed"], 30)
         self.assertIn("measured: tiny-deepseek-v3 on the test's machine, EP1", figures["step_times"])
         self.assertIn("EP1", simulate(*flags, "--ep", "2", expect=2))
+        drafts = json.loads(simulate(*flags, "--synthetic-acceptance", "1", "--no-speculative-adaptive"))
+        self.assertEqual(drafts["acceptance"], 1)
+        self.assertLess(drafts["num_steps"], 0.6 * figures["num_steps"])
+        del table["draft"]
+        pathlib.Path(self.path("steps.json")).write_text(json.dumps(table), encoding="utf-8")
+        self.assertIn("draft module", simulate(*flags, "--synthetic-acceptance", "1", expect=2))
 
     def test_bad_input_names_what_is_wrong(self):
         with open(self.path("bad.jsonl"), "w", encoding="utf-8") as file:
@@ -97,7 +103,7 @@ class SimulateTest(unittest.TestCase):
         self.assertIn("memory", simulate("--ep", "1", expect=2))
         with open(self.path("steps.json"), "w", encoding="utf-8") as file:
             file.write('{"device": "x"}')
-        self.assertIn('"model"', simulate("--model", MODEL, "--steps", self.path("steps.json"), expect=2))
+        self.assertIn("'model'", simulate("--model", MODEL, "--steps", self.path("steps.json"), expect=2))
 
     def test_drafts_make_more_tokens_of_a_step(self):
         plain = json.loads(simulate(*SMALL, "--json"))
