@@ -84,13 +84,7 @@ void declare_dataset(ConfigFields& fields, DatasetOptions& dataset) {
 }
 
 void declare_load(ConfigFields& fields, BenchServeConfig& config) {
-  fields.add("request-rate", &config.arrivals.request_rate)
-      .range(1e-6, INFINITY)
-      .unit("a second")
-      .doc("Mean rate of arrivals; inf sends as fast as --max-concurrency lets");
-  fields.add("burstiness", &config.arrivals.burstiness)
-      .range(1e-3, INFINITY)
-      .doc("Shape of the gaps between arrivals: 1 is a Poisson process, less is burstier, inf is a fixed gap");
+  add_arrival_fields(fields, &config.arrivals);
   fields.add("max-concurrency", &config.max_concurrency)
       .range(0, 1e6)
       .default_text("no limit")
@@ -104,10 +98,7 @@ void declare_load(ConfigFields& fields, BenchServeConfig& config) {
 }
 
 void declare_report(ConfigFields& fields, BenchServeConfig& config) {
-  fields.add("goodput", &config.goodput)
-      .list()
-      .doc("Bounds in ms, as ttft:200 tpot:50 e2el:5000: also report the rate of requests that keep all");
-  fields.add("metric-percentiles", &config.percentiles).doc("Which percentiles to report");
+  add_slo_fields(fields, &config.goodput, &config.percentiles);
   fields.add("json", &config.json).doc("One JSON line with vLLM's names instead of the table");
   fields.add("output-file", &config.output_file).alias("result-filename").doc("Appends the JSON line to this file");
   fields.add("save-result", &config.save_result).doc("As --output-file, with a name made as vllm bench serve does");

@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "cli/engine_run.h"
 #include "cli/model_host.h"
+#include "cli/report_file.h"
 #include "engine/step_measure.h"
 
 namespace moesaic {
@@ -125,14 +126,8 @@ absl::Status run(StepsConfig& config) {
   MOESAIC_ASSIGN_OR_RETURN(const std::unique_ptr<ModelHost> host, ModelHost::load(config.model, {}, wrap));
   MOESAIC_ASSIGN_OR_RETURN(const StepTable table, measure(config, *host, *executor));
   const std::string json = table.to_json() + "\n";
-  if (config.out.empty()) {
-    std::fputs(json.c_str(), stdout);
-    return absl::OkStatus();
-  }
-  std::ofstream file(config.out, std::ios::binary);
-  file << json;
-  file.close();
-  return file ? absl::OkStatus() : absl::UnavailableError(str_cat("cannot write ", config.out));
+  if (config.out.empty()) std::fputs(json.c_str(), stdout);
+  return write_text(json, config.out);
 }
 
 }  // namespace

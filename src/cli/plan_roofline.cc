@@ -1,5 +1,4 @@
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "cli/plan_command.h"
@@ -59,11 +58,7 @@ absl::Status run(RooflineConfig& config) {
   std::fputs((config.json ? rows_json(rows) : roofline_table(rows)).c_str(), stdout);
   MOESAIC_RETURN_IF_ERROR(
       write_report(roofline_report(rows, request.deployment.hardware, config.command_line), config.report));
-  if (config.svg.empty()) return absl::OkStatus();
-  std::ofstream file(config.svg, std::ios::binary);
-  file << roofline_svg(rows, request.deployment.hardware);
-  if (!file.flush()) return absl::UnavailableError(str_cat("--svg: cannot write ", config.svg));
-  return absl::OkStatus();
+  return write_text(config.svg.empty() ? "" : roofline_svg(rows, request.deployment.hardware), config.svg);
 }
 
 }  // namespace

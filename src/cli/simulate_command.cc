@@ -1,9 +1,9 @@
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 
 #include "cli/command.h"
 #include "cli/model_host.h"
+#include "cli/report_file.h"
 #include "cost/model_catalog.h"
 #include "model/file_map.h"
 #include "plan/deployment_settings.h"
@@ -40,13 +40,7 @@ void declare_traffic(ConfigFields& fields, SimulateConfig& config) {
           "time; the last two are optional. Without it, requests are made from --seed");
   fields.add("num-prompts", &traffic.num_prompts).range(1, 1e8).doc("Requests; of a trace at most so many");
   fields.add("seed", &traffic.arrivals.seed).doc("Of times, lengths, prompts and accepted guesses");
-  fields.add("request-rate", &traffic.arrivals.request_rate)
-      .range(1e-6, INFINITY)
-      .unit("a second")
-      .doc("Mean rate of arrivals; inf: all at once, or as --max-concurrency lets them");
-  fields.add("burstiness", &traffic.arrivals.burstiness)
-      .range(1e-3, INFINITY)
-      .doc("Shape of the gaps between arrivals: 1 is a Poisson process, less is burstier, inf is a fixed gap");
+  add_arrival_fields(fields, &traffic.arrivals);
   fields.add("max-concurrency", &config.max_concurrency)
       .range(0, 1e8)
       .default_text("no limit")
@@ -77,10 +71,7 @@ void declare(ConfigFields& fields, SimulateConfig& config) {
           "what `serve` would take here");
   add_engine_fields(fields, config.engine);
   declare_traffic(fields, config);
-  fields.add("goodput", &config.goodput)
-      .list()
-      .doc("Bounds in ms, as ttft:200 tpot:50 e2el:5000: also report the rate of requests that keep all");
-  fields.add("metric-percentiles", &config.percentiles).doc("Which percentiles to report");
+  add_slo_fields(fields, &config.goodput, &config.percentiles);
   fields.add("json", &config.json).doc("One JSON line instead of the text");
   fields.add("trace-out", &config.trace_out).doc("Writes the timeline of steps and requests, for ui.perfetto.dev");
   fields.add("report", &config.report).doc("Writes an HTML page, or its JSON if the name ends in .json");
@@ -154,21 +145,11 @@ absl::StatusOr<EngineOptions> plan_sim_engine(const SimulateConfig& config, cons
   return engine_options(settings, deployment.model, plan);
 }
 
-absl::Status write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  return file ? absl::OkStatus() : absl::UnavailableError(str_cat("cannot write ", path));
-}
-
 absl::Status write_outputs(const SimulateConfig& config, const SimResult& result, const SimFigures& figures,
                            const SimSettings& settings) {
   std::fputs((config.json ? figures_json : figures_text)(figures, result, settings).c_str(), stdout);
-  if (!config.trace_out.empty()) MOESAIC_RETURN_IF_ERROR(write_file(config.trace_out, result.trace_json));
-  if (config.report.empty()) return absl::OkStatus();
-  const Report report = sim_report(figures, result, settings);
-  const bool is_json = config.report.size() > 5 && config.report.substr(config.report.size() - 5) == ".json";
-  return write_file(config.report, is_json ? report_json(report) : report_html(report));
+  MOESAIC_RETURN_IF_ERROR(write_text(result.trace_json, config.trace_out));
+  return write_report(sim_report(figures, result, settings), config.report);
 }
 
 absl::Status run(SimulateConfig& config) {
@@ -181,7 +162,7 @@ absl::Status run(SimulateConfig& config) {
   if (!config.traffic_out.empty()) {
     std::string lines;
     for (const TrafficRequest& request : traffic) lines += trace_line(request);
-    MOESAIC_RETURN_IF_ERROR(write_file(config.traffic_out, lines));
+    MOESAIC_RETURN_IF_ERROR(write_text(lines, config.traffic_out));
   }
   const SimOptions options = {.engine = engine,
                               .seed = config.traffic.arrivals.seed,

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/log.h"
+#include "engine/step_measure.h"
 
 namespace moesaic {
 namespace {
@@ -178,6 +180,21 @@ void Speculator::hand_over(Scheduler& scheduler) {
     const std::vector<int32_t>& tokens = tokens_.groups[wish.group];
     scheduler.set_draft(wish.request_id, std::span(tokens).subspan(wish.index * plan_.depth, depth));
   }
+}
+
+absl::Status make_speculator(const EngineOptions& options, Executor& executor, const Clock& clock,
+                             std::optional<Speculator>* speculator) {
+  const int max_depth = std::min(options.max_draft_depth, executor.max_draft_depth());
+  if (max_depth == 0) return absl::OkStatus();
+  std::shared_ptr<const StepTable> table;
+  if (options.adaptive_draft_depth) table = options.step_table;
+  if (options.adaptive_draft_depth && !table) {
+    MOESAIC_ASSIGN_OR_RETURN(StepTable measured, measure_steps(executor, options, StepMeasureOptions(), clock));
+    log_debug(str_cat("steps and drafts take: ", measured.to_json()));
+    table = std::make_shared<const StepTable>(std::move(measured));
+  }
+  speculator->emplace(max_depth, options.dp_size, options.kv_block_tokens, options.context_length, std::move(table));
+  return absl::OkStatus();
 }
 
 }  // namespace moesaic

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -81,5 +82,10 @@ class Speculator {
   DraftPlan plan_;
   DraftTokens tokens_;
 };
+
+// Speculates if the options and the executor have drafts. With adaptive depth and no step_table, measures what steps
+// take first; errors are the executor's.
+absl::Status make_speculator(const EngineOptions& options, Executor& executor, const Clock& clock,
+                             std::optional<Speculator>* speculator);
 
 }  // namespace moesaic

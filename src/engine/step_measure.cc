@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 
-#include "base/check.h"
 #include "base/rng.h"
 
 namespace moesaic {

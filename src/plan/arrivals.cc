@@ -34,6 +34,16 @@ double gamma(Rng& rng, double shape) {
 
 }  // namespace
 
+void add_arrival_fields(ConfigFields& fields, ArrivalOptions* options) {
+  fields.add("request-rate", &options->request_rate)
+      .range(1e-6, INFINITY)
+      .unit("a second")
+      .doc("Mean rate of arrivals; inf: all at once, or as --max-concurrency lets them");
+  fields.add("burstiness", &options->burstiness)
+      .range(1e-3, INFINITY)
+      .doc("Shape of the gaps between arrivals: 1 is a Poisson process, less is burstier, inf is a fixed gap");
+}
+
 std::vector<double> arrival_times(const ArrivalOptions& options, int64_t count) {
   MOESAIC_CHECK(options.request_rate > 0 && options.burstiness > 0);
   std::vector<double> times(count, 0.0);

@@ -5,6 +5,8 @@
 #include <limits>
 #include <vector>
 
+#include "base/config_fields.h"
+
 namespace moesaic {
 
 struct ArrivalOptions {
@@ -15,6 +17,8 @@ struct ArrivalOptions {
   uint64_t seed = 0;
 };
 
+// --request-rate and --burstiness.
+void add_arrival_fields(ConfigFields& fields, ArrivalOptions* options);
 // Seconds from the start, ascending; the first is one gap after it (0 at an infinite rate).
 std::vector<double> arrival_times(const ArrivalOptions& options, int64_t count);
 

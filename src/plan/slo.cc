@@ -27,6 +27,13 @@ std::vector<std::string_view> split(std::string_view text) {
 
 }  // namespace
 
+void add_slo_fields(ConfigFields& fields, std::string* goodput, std::string* percentiles) {
+  fields.add("goodput", goodput)
+      .list()
+      .doc("Bounds in ms, as ttft:200 tpot:50 e2el:5000: also report the rate of requests that keep all");
+  fields.add("metric-percentiles", percentiles).doc("Which percentiles to report");
+}
+
 absl::StatusOr<Slo> parse_slo(std::string_view text) {
   Slo slo;
   for (const std::string_view part : split(text)) {

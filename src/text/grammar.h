@@ -13,6 +13,9 @@ namespace moesaic {
 
 using ByteSet = std::bitset<256>;
 
+// Stands before the text of a special token, which is otherwise never part of an output: no UTF-8 text has it.
+inline constexpr uint8_t kSpecialByte = 0xff;
+
 class Grammar {
  public:
   enum class Kind : uint8_t {

@@ -89,6 +89,10 @@ GrammarBuilder::Expr GrammarBuilder::add(ExprNode node) {
   return static_cast<Expr>(exprs_.size()) - 1;
 }
 
+GrammarBuilder::Expr GrammarBuilder::tag(std::string_view text) {
+  return alt({literal(text), seq({bytes(ByteSet().set(kSpecialByte)), literal(text)})});
+}
+
 GrammarBuilder::Expr GrammarBuilder::bytes(const ByteSet& set) {
   const auto [found, is_new] = set_ids_.try_emplace(set, static_cast<int32_t>(sets_.size()));
   if (is_new) sets_.push_back(set);
@@ -264,7 +268,7 @@ GrammarBuilder::Rule GrammarBuilder::after_tag(Rule root, std::string_view tag) 
   states.push_back(root);
   for (size_t matched = 0; matched < tag.size(); ++matched) {
     std::map<size_t, ByteSet> next;
-    for (int byte = 0; byte < 256; ++byte) {
+    for (int byte = 0; byte < kSpecialByte; ++byte) {
       const std::string seen = str_cat(tag.substr(0, matched), static_cast<char>(byte));
       size_t length = std::min(seen.size(), tag.size());
       while (!std::string_view(seen).ends_with(tag.substr(0, length))) --length;

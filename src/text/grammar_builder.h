@@ -37,6 +37,7 @@ class GrammarBuilder {
 
   Expr empty() { return seq({}); }
   Expr literal(std::string_view bytes);
+  Expr tag(std::string_view text);  // as text, or as the special token of that text
   Expr bytes(const ByteSet& set);
   // UTF-8 of the code points.
   Expr code_points(const CodePointRanges& ranges);

@@ -103,9 +103,7 @@ GrammarMatcher::~GrammarMatcher() {
 }
 
 bool GrammarMatcher::accept(int32_t token) {
-  const Tokenizer& tokenizer = masks_->trie().tokenizer();
-  if (token < 0 || token >= tokenizer.size() || tokenizer.is_special(token)) return false;
-  return accept_bytes(tokenizer.token_bytes(token));
+  return accept_bytes(masks_->trie().bytes(token));
 }
 
 bool GrammarMatcher::accept_bytes(std::string_view bytes) {

@@ -69,7 +69,7 @@ class GrammarMatcher {
   GrammarMatcher& operator=(const GrammarMatcher&) = delete;
   ~GrammarMatcher();
 
-  // False, and nothing changes, if the token is not allowed (special tokens never are).
+  // False, and nothing changes, if the token is not allowed (special tokens are only where the grammar names them).
   bool accept(int32_t token);
   bool accept_bytes(std::string_view bytes);
   // Takes back the last `count` accepted tokens, at most kMaxRollback of them.

@@ -36,12 +36,17 @@ absl::StatusOr<GrammarBuilder::Expr> expr_of(const OutputFormat& format, Grammar
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const Grammar>> output_grammar(const OutputFormat& format, std::string_view tag) {
-  if (format.kind == OutputFormat::Kind::kNone) return nullptr;
+absl::StatusOr<std::shared_ptr<const Grammar>> output_grammar(const OutputFormat& format, std::string_view tag,
+                                                              const ToolCalls& calls) {
+  if (format.kind == OutputFormat::Kind::kNone && !calls.is_forced) return nullptr;
   GrammarBuilder builder;
-  MOESAIC_ASSIGN_OR_RETURN(const GrammarBuilder::Expr expr, expr_of(format, &builder));
+  std::vector<GrammarBuilder::Expr> choices;
+  if (calls.format != ToolFormat::kNone) choices.push_back(tool_calls_expr(calls, &builder));
+  if (!calls.is_forced) {
+    MOESAIC_ASSIGN_OR_RETURN(choices.emplace_back(), expr_of(format, &builder));
+  }
   const GrammarBuilder::Rule root = builder.new_rule("root");
-  builder.define(root, expr);
+  builder.define(root, builder.alt(std::move(choices)));
   return builder.build(root, tag);
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "text/grammar.h"
+#include "text/tool_grammar.h"
 
 namespace moesaic {
 
@@ -23,7 +24,9 @@ struct OutputFormat {
   std::vector<std::string> choices;                      // of kChoice
 };
 
-// With `tag`, the format holds behind the first `tag` in the output; before it the text is free. Null for kNone.
-absl::StatusOr<std::shared_ptr<const Grammar>> output_grammar(const OutputFormat& format, std::string_view tag = "");
+// With `calls`, the output may also be calls of tools; if they are forced it is, whatever the format. With `tag`, all
+// this holds behind the first `tag` in the output; before it the text is free. Null for kNone without forced calls.
+absl::StatusOr<std::shared_ptr<const Grammar>> output_grammar(const OutputFormat& format, std::string_view tag = "",
+                                                              const ToolCalls& calls = {});
 
 }  // namespace moesaic

@@ -4,19 +4,14 @@
 
 #include <nlohmann/json.hpp>
 
+#include "text/tool_tags.h"
+
 namespace moesaic {
 
 namespace {
 
 constexpr std::string_view kThinkOpen = "<think>";
 constexpr std::string_view kThinkClose = "</think>";
-constexpr std::string_view kCallsBegin = "<｜tool▁calls▁begin｜>";
-constexpr std::string_view kCallsEnd = "<｜tool▁calls▁end｜>";
-constexpr std::string_view kCallBegin = "<｜tool▁call▁begin｜>";
-constexpr std::string_view kCallEnd = "<｜tool▁call▁end｜>";
-constexpr std::string_view kCallSep = "<｜tool▁sep｜>";
-constexpr std::string_view kFence = "```";
-constexpr std::string_view kJsonFence = "```json";
 constexpr std::string_view kSpace = " \t\r\n";
 // A function's name is at most 64 characters in the OpenAI API; what goes on for longer is no call.
 constexpr size_t kMaxHeadBytes = 512;

@@ -177,6 +177,18 @@ def test_json_schema(api):
                  param="response_format")
 
 
+def test_json_schema_beside_tools(api):
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    both = {"tools": TOOLS, "response_format": form, "max_tokens": 100}
+    message = api.chat("What is the weather in Oslo?", **both).choices[0].message
+    expect(message.content is None and message.tool_calls[0].function.name == "get_weather", message)
+    expect(json.loads(message.tool_calls[0].function.arguments) == {"city": "Oslo"}, message)
+    check_person(api.chat("Who is Tom?", tool_choice="none", **both).choices[0].message.content)
+    forced = api.chat("Who is Tom?", tool_choice="required", **both).choices[0]
+    expect(forced.finish_reason == "tool_calls", forced)
+    expect(list(json.loads(forced.message.tool_calls[0].function.arguments)) == ["city"], forced)
+
+
 def test_constrained_text(api):
     for body, matches in (({"regex": "[A-Z][a-z]{2,8} is \\d{1,3}"}, r"[A-Z][a-z]{2,8} is \d{1,3}"),
                           ({"structured_outputs": {"choice": ["cat", "dog"]}}, "cat|dog"),

@@ -180,8 +180,11 @@ TestServer::TestServer(Options options) {
   engine_options.max_queued_requests = options.max_queued_requests;
   if (!options.script.empty()) engine_options.hooks.script = tokenizer->encode(options.script);
   engine_options.hooks.faults = options.faults;
-  engine = std::make_unique<Engine>(engine_options, std::make_unique<FakeExecutor>(engine_options), tokenizer.get(),
-                                    real_clock());
+  engine_options.max_draft_depth = options.max_draft_depth;
+  engine_options.adaptive_draft_depth = false;
+  auto executor = std::make_unique<FakeExecutor>(engine_options);
+  if (options.max_draft_depth > 0) executor->enable_drafts(options.max_draft_depth, 0.7);
+  engine = std::make_unique<Engine>(engine_options, std::move(executor), tokenizer.get(), real_clock());
   options.http.port = 0;
   auto bound = HttpServer::bind(options.http);
   MOESAIC_CHECK(bound.ok());

@@ -12,9 +12,7 @@ namespace moesaic {
 namespace {
 
 constexpr int64_t kDefaultCompletionTokens = 16;  // OpenAI's default for text completions
-constexpr std::string_view kCallsBegin = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>";
 constexpr std::string_view kThinkClose = "</think>";
-constexpr std::string_view kSep = "<｜tool▁sep｜>";
 
 absl::Status too_long(std::string_view field, int64_t limit, int64_t prompt, int64_t max_tokens) {
   return invalid_param(
@@ -48,18 +46,15 @@ absl::StatusOr<std::string> forced_tool_prefix(const ChatInput& chat, ToolFormat
     return invalid_param("tool_choice", "can only be none: this model has no tool format");
   if (in_reasoning) return invalid_param("tool_choice", "can only be none or auto while the model thinks");
   if (!chat.add_generation_prompt) return invalid_param("tool_choice", "needs add_generation_prompt");
-  std::string prefix(kCallsBegin);
-  if (format == ToolFormat::kDeepseekV3) prefix += str_cat("function", kSep);
-  if (chat.tool_choice == ToolChoice::kRequired) return prefix;
-  prefix += chat.tool_name;
-  prefix += format == ToolFormat::kDeepseekV3 ? "\n```json\n" : kSep;
-  return prefix;
+  return forced_call(format, chat.tool_name);
 }
 
-absl::StatusOr<std::shared_ptr<const Grammar>> grammar_of(const RequestedFormat& asked, bool in_reasoning) {
-  auto grammar = output_grammar(asked.format, in_reasoning ? kThinkClose : "");
-  if (!grammar.ok()) return invalid_param(asked.param, str_cat("cannot be used: ", grammar.status().message()));
-  return grammar;
+absl::StatusOr<std::shared_ptr<const Grammar>> grammar_of(const RequestedFormat& asked, bool in_reasoning,
+                                                          const ToolCalls& calls) {
+  auto grammar = output_grammar(asked.format, in_reasoning ? kThinkClose : "", calls);
+  if (grammar.ok()) return grammar;
+  return invalid_param(asked.param.empty() ? "tools" : asked.param,
+                       str_cat("cannot be used: ", grammar.status().message()));
 }
 
 }  // namespace
@@ -106,10 +101,14 @@ absl::StatusOr<PreparedRequest> prepare_chat(std::string_view body, const Served
   out.starts_in_reasoning = ChatTemplate::opens_reasoning(rendered);
   if (!chat.tools.is_null()) out.tool_format = model.tool_format;
   MOESAIC_ASSIGN_OR_RETURN(out.forced_prefix, forced_tool_prefix(chat, model.tool_format, out.starts_in_reasoning));
-  if (!out.forced_prefix.empty() && !out.request.output.param.empty()) {
-    return invalid_param(out.request.output.param, "is not possible where tool_choice demands a call");
+  const bool is_forced = !out.forced_prefix.empty();
+  if (!chat.tools.is_null() && (is_forced || !out.request.output.param.empty())) {
+    const absl::Status strict = check_strict_tools(chat.tools);
+    if (!strict.ok()) return invalid_param("tools", str_cat("cannot be used: ", strict.message()));
   }
-  MOESAIC_ASSIGN_OR_RETURN(out.grammar, grammar_of(out.request.output, out.starts_in_reasoning));
+  const ToolCalls calls{
+      .format = out.tool_format, .tools = &chat.tools, .is_forced = is_forced, .name = chat.tool_name};
+  MOESAIC_ASSIGN_OR_RETURN(out.grammar, grammar_of(out.request.output, out.starts_in_reasoning, calls));
   rendered += out.forced_prefix;
   // The template wrote BOS where it belongs; nothing is added.
   out.prompts.push_back(encode_text(rendered, /*add_special_tokens=*/false, *model.tokenizer));
@@ -122,7 +121,7 @@ absl::StatusOr<PreparedRequest> prepare_chat(std::string_view body, const Served
 absl::StatusOr<PreparedRequest> prepare_completion(std::string_view body, const ServedModel& model) {
   PreparedRequest out;
   MOESAIC_ASSIGN_OR_RETURN(out.request, parse_completion_request(body, limits_of(model)));
-  MOESAIC_ASSIGN_OR_RETURN(out.grammar, grammar_of(out.request.output, /*in_reasoning=*/false));
+  MOESAIC_ASSIGN_OR_RETURN(out.grammar, grammar_of(out.request.output, /*in_reasoning=*/false, ToolCalls()));
   for (PromptInput& input : out.request.prompts) {
     PreparedPrompt prompt;
     if (const auto* text = std::get_if<std::string>(&input)) {

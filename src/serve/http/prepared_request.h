@@ -23,7 +23,8 @@ struct PreparedRequest {
   std::vector<PreparedPrompt> prompts;
   bool starts_in_reasoning = false;  // the prompt ended inside <think>
   ToolFormat tool_format = ToolFormat::kNone;
-  std::shared_ptr<const Grammar> grammar;  // what the output must be, behind the reasoning; null = anything
+  std::shared_ptr<const Grammar> grammar;  // what the output must be, behind the reasoning
+                                           // and forced_prefix; null = anything
   std::string forced_prefix;  // the start of a tool call that tool_choice demanded: at the prompt's end, and parsed
 };
 

@@ -111,6 +111,126 @@ TEST(StructuredOutput, BehindTheReasoning) {
   expect_person(choice["message"]["content"]);
 }
 
+constexpr std::string_view kTools =
+    R"("tools":[{"type":"function","function":{"name":"weather","parameters":{"type":"object","properties":{"city":)"
+    R"({"enum":["Oslo","Rome"]},"days":{"type":"integer","minimum":1,"maximum":9}},"required":["city","days"],)"
+    R"("additionalProperties":false}}},{"type":"function","function":{"name":"now"}}],)";
+
+// The calls, of which each has the arguments that its tool wants.
+Json expect_calls(const Json& choice) {
+  EXPECT_EQ(choice["finish_reason"], "tool_calls") << choice;
+  EXPECT_TRUE(choice["message"]["content"].is_null()) << choice;
+  const Json calls = choice["message"].value("tool_calls", Json::array());
+  EXPECT_FALSE(calls.empty()) << choice;
+  for (const Json& call : calls) {
+    const auto arguments = parse_json(call["function"]["arguments"].get<std::string>());
+    EXPECT_TRUE(arguments.ok() && arguments->is_object()) << call;
+    if (!arguments.ok()) continue;
+    if (call["function"]["name"] == "now") {
+      EXPECT_TRUE(arguments->empty()) << call;
+      continue;
+    }
+    EXPECT_EQ(call["function"]["name"], "weather");
+    EXPECT_TRUE(arguments->at("city") == "Oslo" || arguments->at("city") == "Rome") << call;
+    EXPECT_TRUE(arguments->at("days") >= 1 && arguments->at("days") <= 9) << call;
+  }
+  return calls;
+}
+
+// What a streamed answer says, in the form of one that is not.
+Json joined(const HttpAnswer& answer) {
+  Json choice = {{"finish_reason", nullptr}, {"message", {{"content", ""}}}};
+  Json& message = choice["message"];
+  for (const std::string& event : answer.events()) {
+    if (event == "[DONE]") continue;
+    const Json part = parse_json(event)->at("choices")[0];
+    if (!part["finish_reason"].is_null()) choice["finish_reason"] = part["finish_reason"];
+    message["content"] = message["content"].get<std::string>() + part["delta"].value("content", "");
+    for (const Json& call : part["delta"].value("tool_calls", Json::array())) {
+      Json& calls = message["tool_calls"];
+      if (calls.size() <= call["index"]) calls.push_back({{"function", {{"name", ""}, {"arguments", ""}}}});
+      for (const char* name : {"name", "arguments"}) {
+        Json& text = calls[call["index"].get<size_t>()]["function"][name];
+        text = text.get<std::string>() + call["function"].value(name, "");
+      }
+    }
+  }
+  if (message["content"] == "" && message.contains("tool_calls")) message["content"] = nullptr;
+  return choice;
+}
+
+// With tools, the answer has the form or is calls; streamed, and with guesses, it is the same.
+TEST(StructuredOutput, BesideTools) {
+  const TestServer server({.context_length = 1024});
+  const TestServer guessing({.max_draft_depth = 3, .context_length = 1024});
+  const int32_t begin = server.tokenizer->id_of("<｜tool▁calls▁begin｜>");
+  int num_calls = 0;
+  for (int seed = 0; seed < 12; ++seed) {
+    const int bias = seed % 3 == 0 ? 100 : seed % 3 == 1 ? -100 : 0;
+    const std::string fields = str_cat(R"("temperature":1,"max_tokens":400,"seed":)", seed, R"(,"logit_bias":{")",
+                                       begin, "\":", bias, "},", kTools, json_schema_format(kSchema));
+    const HttpAnswer answer = server.chat(fields);
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    const Json choice = answer.json()["choices"][0];
+    const bool calls = choice["message"].contains("tool_calls");
+    num_calls += calls;
+    EXPECT_TRUE(bias <= 0 || calls) << answer.body;
+    if (calls) {
+      expect_calls(choice);
+    } else {
+      EXPECT_EQ(choice["finish_reason"], "stop") << answer.body;
+      expect_person(choice["message"]["content"]);
+    }
+    EXPECT_EQ(guessing.chat(fields).json()["choices"][0], choice);
+    const Json streamed = joined(guessing.chat(str_cat(R"("stream":true,)", fields)));
+    EXPECT_EQ(streamed["finish_reason"], choice["finish_reason"]);
+    EXPECT_EQ(streamed["message"]["content"], choice["message"]["content"]);
+    ASSERT_EQ(streamed["message"].contains("tool_calls"), calls) << streamed;
+    for (size_t i = 0; calls && i < choice["message"]["tool_calls"].size(); ++i) {
+      EXPECT_EQ(streamed["message"]["tool_calls"][i]["function"], choice["message"]["tool_calls"][i]["function"]);
+    }
+  }
+  EXPECT_GE(num_calls, 4);
+  EXPECT_GT(guessing.engine->stats().speculation->draft_tokens_total, 0);
+}
+
+TEST(StructuredOutput, ToolChoiceSaysWhichOfTheTwo) {
+  const TestServer server({.context_length = 1024});
+  for (int seed = 0; seed < 8; ++seed) {
+    const auto ask = [&](std::string_view choice, std::string_view format) {
+      const HttpAnswer answer =
+          server.chat(str_cat(R"("temperature":1,"max_tokens":400,"seed":)", seed, ",", kTools, choice, format));
+      EXPECT_EQ(answer.status, 200) << answer.body;
+      return answer.json()["choices"][0];
+    };
+    const std::string format = json_schema_format(kSchema);
+    expect_person(ask(R"("tool_choice":"none",)", format)["message"]["content"]);
+    expect_calls(ask(R"("tool_choice":"required",)", format));
+    constexpr std::string_view kNamed = R"("tool_choice":{"type":"function","function":{"name":"weather"}})";
+    const Json named = ask(str_cat(kNamed, ","), format);
+    EXPECT_EQ(expect_calls(named)[0]["function"]["name"], "weather");
+    EXPECT_EQ(expect_calls(ask(kNamed, ""))[0]["function"], named["message"]["tool_calls"][0]["function"]);
+  }
+  // What cannot be followed is any object.
+  const Json loose = server
+                         .chat(R"("max_tokens":400,"tool_choice":"required","tools":[{"type":"function","function":)"
+                               R"({"name":"f","parameters":{"type":"object","properties":{"a":{"not":{}}}}}}])")
+                         .json()["choices"][0];
+  EXPECT_EQ(loose["message"]["tool_calls"][0]["function"]["arguments"].get<std::string>().substr(0, 1), "{");
+}
+
+// Behind the thinking too.
+TEST(StructuredOutput, BesideToolsBehindTheReasoning) {
+  const TestServer server({.context_length = 1024});
+  const int32_t close = server.tokenizer->id_of("</think>");
+  const int32_t begin = server.tokenizer->id_of("<｜tool▁calls▁begin｜>");
+  const Json choice = server
+                          .chat(str_cat(R"("thinking":true,"max_tokens":400,"logit_bias":{")", close, R"(":100,")",
+                                        begin, R"(":90},)", kTools, json_schema_format(kSchema)))
+                          .json()["choices"][0];
+  expect_calls(choice);
+}
+
 TEST(StructuredOutput, RefusalsNameTheFieldAndThePlace) {
   const TestServer server;
   struct Wrong {
@@ -118,8 +238,9 @@ TEST(StructuredOutput, RefusalsNameTheFieldAndThePlace) {
     const char* param;
     const char* message;
   };
-  const std::string tools =
-      R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required","response_format":{"type":"json_object"})";
+  const std::string strict =
+      R"("response_format":{"type":"json_object"},"tools":[{"type":"function","function":{"name":"f","strict":true,)"
+      R"("parameters":{"type":"object","properties":{"a":{"not":{}}}}}}])";
   const std::vector<Wrong> cases = {
       {json_schema_format(R"({"type":"object","properties":{"a":{"not":{}}}})"), "response_format",
        "at #/properties/a: the keyword \"not\" is not supported"},
@@ -141,7 +262,7 @@ TEST(StructuredOutput, RefusalsNameTheFieldAndThePlace) {
       {R"("structured_outputs":{})", "structured_outputs", "names no format"},
       {R"("structured_outputs":{"regex":"a","choice":["b"]})", "structured_outputs", "only one"},
       {R"("regex":"a","response_format":{"type":"json_object"})", "regex", "only one"},
-      {tools, "response_format", "tool_choice"},
+      {strict, "tools", "tools[0].function.parameters: at #/properties/a: the keyword \"not\""},
   };
   for (const Wrong& wrong : cases) {
     const HttpAnswer answer = server.chat(wrong.fields);

@@ -1,0 +1,97 @@
+#include "text/tool_grammar.h"
+
+#include <nlohmann/json.hpp>
+
+#include "text/json_exprs.h"
+#include "text/json_schema_grammar.h"
+#include "text/tool_tags.h"
+
+namespace moesaic {
+namespace {
+
+using Expr = GrammarBuilder::Expr;
+using Json = nlohmann::ordered_json;
+
+absl::Status check_schema(const Json& schema) {
+  GrammarBuilder builder;
+  MOESAIC_ASSIGN_OR_RETURN(const GrammarBuilder::Rule rule, json_schema_rule(schema, &builder));
+  return builder.build(rule).status();
+}
+
+class CallExprs {
+ public:
+  CallExprs(ToolFormat format, GrammarBuilder* builder)
+      : is_v3_(format == ToolFormat::kDeepseekV3), builder_(*builder), json_(builder) {}
+
+  // "function<sep>NAME\n```json\nARGUMENTS\n```<end>" (V3) or "NAME<sep>ARGUMENTS<end>" (V3.1), from the name on.
+  Expr from_name(const Json& function) {
+    const std::string name = function.at("name").get<std::string>();
+    const Expr head = is_v3_ ? builder_.literal(str_cat(name, "\n", kJsonFence, "\n"))
+                             : builder_.seq({builder_.literal(name), builder_.tag(kCallSep)});
+    return builder_.seq({head, from_arguments(function)});
+  }
+
+  Expr from_arguments(const Json& function) {
+    const Expr fence = is_v3_ ? builder_.literal(str_cat("\n", kFence)) : builder_.empty();
+    return builder_.seq({arguments(function.at("parameters")), fence, builder_.tag(kCallEnd)});
+  }
+
+  Expr call(Expr from_name) {
+    const Expr type = is_v3_ ? builder_.seq({builder_.literal("function"), builder_.tag(kCallSep)}) : builder_.empty();
+    return builder_.seq({builder_.tag(kCallBegin), type, from_name});
+  }
+
+  // A template may have put a line break between calls.
+  Expr further(Expr call) {
+    return builder_.repeat(builder_.seq({builder_.optional(builder_.literal("\n")), call}), 0,
+                           GrammarBuilder::kUnbounded);
+  }
+
+ private:
+  Expr arguments(const Json& parameters) {
+    if (parameters.empty() || !check_schema(parameters).ok()) return json_.object();
+    return builder_.call(*json_schema_rule(parameters, &builder_));
+  }
+
+  const bool is_v3_;
+  GrammarBuilder& builder_;
+  JsonExprs json_;
+};
+
+}  // namespace
+
+std::string forced_call(ToolFormat format, std::string_view name) {
+  const bool is_v3 = format == ToolFormat::kDeepseekV3;
+  const std::string begin = str_cat(kCallsBegin, kCallBegin, is_v3 ? str_cat("function", kCallSep) : "");
+  if (name.empty()) return begin;
+  return str_cat(begin, name, is_v3 ? str_cat("\n", kJsonFence, "\n") : std::string(kCallSep));
+}
+
+GrammarBuilder::Expr tool_calls_expr(const ToolCalls& calls, GrammarBuilder* builder) {
+  CallExprs exprs(calls.format, builder);
+  std::vector<Expr> names;
+  Expr forced = -1;
+  for (const Json& tool : *calls.tools) {
+    const Json& function = tool.at("function");
+    if (function.at("name") == calls.name) forced = exprs.from_arguments(function);
+    names.push_back(exprs.from_name(function));
+  }
+  const GrammarBuilder::Rule any = builder->new_rule("call");
+  builder->define(any, builder->alt(std::move(names)));
+  const Expr call = exprs.call(builder->call(any));
+  const Expr rest = builder->seq({exprs.further(call), builder->tag(kCallsEnd)});
+  if (!calls.is_forced) return builder->seq({builder->tag(kCallsBegin), call, rest});
+  return builder->seq({calls.name.empty() ? builder->call(any) : forced, rest});
+}
+
+absl::Status check_strict_tools(const Json& tools) {
+  for (size_t i = 0; i < tools.size(); ++i) {
+    const Json& function = tools[i].at("function");
+    if (function.value("strict", Json(false)) != true) continue;
+    MOESAIC_RETURN_IF_ERROR(
+        annotate(check_schema(function.at("parameters")), str_cat("tools[", i, "].function.parameters")));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moesaic
