@@ -11,8 +11,9 @@ namespace moesaic::cuda {
 namespace {
 
 constexpr int kWarps = 8;       // tokens of a block
-constexpr int kManyWarps = 16;  // with many tokens: their counts leave a block together
-constexpr int kManyTokens = 2048;
+constexpr int kMostWarps = 32;  // of a V3 block
+constexpr int kLeastWarps = 4;
+constexpr int kBlocks = 128;  // V3: of one wave; more tokens to a block, as each block adds its counts to memory
 constexpr int kMaxExperts = 512;
 constexpr int kMaxTopk = 32;
 constexpr float kLowest = -INFINITY;
@@ -35,6 +36,11 @@ struct Params {
 __device__ uint32_t order_key(float value) {
   const uint32_t bits = __float_as_uint((value > kLowest ? value : kLowest) + 0.0f);
   return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
+}
+
+__device__ void larger_first(uint32_t& a, uint32_t& b) {
+  const uint32_t larger = max(a, b);
+  b = min(a, b), a = larger;
 }
 
 // The lanes' scores become sigmoid or softmax; absent experts (-infinity beyond num_experts) score 0. False where one
@@ -66,44 +72,32 @@ __device__ bool compute_scores(bool by_sigmoid, float (&x)[N]) {
 template <int kTopk>
 __device__ void write_routed(const Params& p, int token, int expert, float score) {
   const int lane = threadIdx.x % 32, topk = kTopk > 0 ? kTopk : p.topk;
-  float sum = 0.0f;
+  float sum = score;
 #pragma unroll
-  for (int i = 0; i < topk; ++i) sum += __shfl_sync(kAllLanes, score, i);  // in top-k order, as the definition
+  for (int step = 1; step < topk; step *= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
   const float factor = p.normalize ? __fdividef(p.scaling, sum + 1e-20f) : p.scaling;
   if (lane >= topk) return;
   p.ids[int64_t{token} * topk + lane] = expert;
   p.weights[int64_t{token} * topk + lane] = score * factor;
 }
 
-__device__ void finish_unrouted(const Params& p, int token) {
-  const int lane = threadIdx.x % 32;
-  if (lane >= p.topk) return;
-  p.ids[int64_t{token} * p.topk + lane] = -1;
-  p.weights[int64_t{token} * p.topk + lane] = 0.0f;
-}
-
-__device__ void swap_if_less(uint32_t& a, uint32_t& b, int& a_index, int& b_index) {
-  const bool less = a < b;  // equal ones stay in order
-  const uint32_t key = a;
-  const int index = a_index;
-  a = less ? b : a, a_index = less ? b_index : a_index;
-  b = less ? key : b, b_index = less ? index : b_index;
-}
-
 // ---- DeepSeek-V3: 256 experts, 8 groups of 32, 4 kept --------------------------------------------------------------
 
 constexpr int kV3Experts = 256, kV3Groups = 8, kV3Kept = 4;
 
-// The number of the lane's group (four lanes) among the groups, best first.
-__device__ int group_rank(float group_score) {
-  const int group = threadIdx.x % 32 / 4;
-  int rank = 0;
+// Whether the lane's group (four lanes) is one of the best four. Its lanes compare it with two groups each.
+__device__ bool v3_is_kept(float group_score) {
+  const int lane = threadIdx.x % 32, group = lane / 4;
+  int before = 0;  // groups that are better
 #pragma unroll
-  for (int d = 1; d < kV3Groups; ++d) {
-    const float other = __shfl_xor_sync(kAllLanes, group_score, 4 * d);
-    rank += other > group_score || (other == group_score && (group ^ d) < group);
+  for (int d = 1; d <= 2; ++d) {
+    const int other_group = (group + lane % 4 * 2 + d) % kV3Groups;
+    const float other = __shfl_sync(kAllLanes, group_score, other_group * 4);
+    before += other > group_score || (other == group_score && other_group < group);
   }
-  return rank;
+  before += __shfl_xor_sync(kAllLanes, before, 1);
+  before += __shfl_xor_sync(kAllLanes, before, 2);
+  return before < kV3Kept && group_score > kLowest;
 }
 
 __device__ float v3_group_score(bool noaux, const float (&choice)[8]) {
@@ -122,95 +116,108 @@ __device__ float v3_group_score(bool noaux, const float (&choice)[8]) {
   return noaux ? first + second : first;
 }
 
-// Where expert e lies in shared memory: lanes write their first four, then their last four experts without conflicts.
+// Lanes write their first four, then their last four experts: without bank conflicts.
 __device__ int v3_place(int e) {
   return (e & 4) * 32 + e / 8 * 4 + (e & 3);
 }
 
 struct V3Shared {
-  float scores[kV3Experts], choice[kV3Experts];
-  int experts[32];  // chosen, best first
+  float scores[kV3Experts];  // at v3_place
+  float4 choice[2][20];      // of the kept groups' experts, 16 fours by turns, and what keeps the banks apart
+  int32_t groups[kV3Kept];   // kept, ascending
+  uint2 chosen[32];          // key and first expert of the lane that held it, best first
 };
 
-// Warps of a block; then the counts of its tokens.
-template <bool kSigmoid, int kTopk>
-__device__ void gate_v3_token(const Params& p, int token, V3Shared& shared, int* block_counts) {
+// Each lane's scores of eight experts and what they are chosen by (choice) -> the expert of lane i < topk (-1: none)
+// and its score. An expert's key ends in its number within its lane; keys are compared without it.
+template <int kTopk>
+__device__ int v3_select(const Params& p, const float (&score)[8], const float (&choice)[8], V3Shared& shared,
+                         float* chosen_score) {
   const int lane = threadIdx.x % 32, topk = kTopk > 0 ? kTopk : p.topk;
-  if (token >= p.num_tokens) return;
-  if (p.num_valid != nullptr && token >= *p.num_valid) return finish_unrouted(p, token);
-  const float4* from = reinterpret_cast<const float4*>(p.logits + int64_t{token} * kV3Experts) + lane * 2;
-  const float4 low = from[0], high = from[1];
-  float score[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, choice[8];
-  float4 bias[2] = {};
-  if (p.bias != nullptr) {
-    bias[0] = reinterpret_cast<const float4*>(p.bias)[lane * 2];
-    bias[1] = reinterpret_cast<const float4*>(p.bias)[lane * 2 + 1];
-  }
-  if (!compute_scores(kSigmoid, score)) return finish_unrouted(p, token);
-  const float biases[8] = {bias[0].x, bias[0].y, bias[0].z, bias[0].w, bias[1].x, bias[1].y, bias[1].z, bias[1].w};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) choice[i] = score[i] + biases[i];
   float4* scores = reinterpret_cast<float4*>(shared.scores) + lane;
-  float4* choices = reinterpret_cast<float4*>(shared.choice) + lane;
   scores[0] = {score[0], score[1], score[2], score[3]}, scores[32] = {score[4], score[5], score[6], score[7]};
-  choices[0] = {choice[0], choice[1], choice[2], choice[3]}, choices[32] = {choice[4], choice[5], choice[6], choice[7]};
-  const float group_score = v3_group_score(p.noaux, choice);
-  uint32_t kept = __ballot_sync(kAllLanes, group_rank(group_score) < kV3Kept && group_score > kLowest) & 0x11111111u;
+  const bool is_kept = v3_is_kept(v3_group_score(p.noaux, choice));
+  const uint32_t kept = __ballot_sync(kAllLanes, is_kept) & 0x11111111u;  // a bit a group
+  if (is_kept) {
+    const int place = __popc(kept & ((1u << (lane & ~3)) - 1));
+    shared.choice[0][place * 4 + lane % 4] = {choice[0], choice[1], choice[2], choice[3]};
+    shared.choice[1][place * 4 + lane % 4] = {choice[4], choice[5], choice[6], choice[7]};
+    if (lane % 4 == 0) shared.groups[place] = lane / 4;
+  }
   __syncwarp();
   // The kept groups' experts anew, four to a lane: eight lanes a group.
-  const int nth = lane / 8;
+  const bool holds = lane / 8 < __popc(kept);
+  const float4 four = shared.choice[lane % 2][lane / 2];
+  const uint32_t first = shared.groups[lane / 8] * 32 + lane % 8 * 4;
+  uint32_t key[4] = {order_key(four.x) | 3u, (order_key(four.y) & ~3u) | 2u, (order_key(four.z) & ~3u) | 1u,
+                     order_key(four.w) & ~3u};
 #pragma unroll
-  for (int i = 0; i < kV3Kept - 1; ++i) kept = i < nth ? kept & (kept - 1) : kept;
-  const int first = kept == 0 ? 0 : (__ffs(kept) - 1) * 8 + lane % 8 * 4;
-  const float4 four = *reinterpret_cast<const float4*>(shared.choice + v3_place(first));
-  const float values[4] = {four.x, four.y, four.z, four.w};
-  uint32_t key[4];
-  int index[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    key[i] = kept == 0 ? kTaken : order_key(values[i]);
-    index[i] = key[i] == kTaken ? -1 : first + i;
-  }
-  // Neighbours only are exchanged, so that equal ones stay in order: odd-even, four rounds.
-#pragma unroll
-  for (int round = 0; round < 4; ++round) {
-#pragma unroll
-    for (int i = round % 2; i + 1 < 4; i += 2) swap_if_less(key[i], key[i + 1], index[i], index[i + 1]);
-  }
-  // Without branches: the lane that holds the largest writes its expert and moves on to its next.
+  for (int i = 0; i < 4; ++i) key[i] = holds ? key[i] : 0;
+  larger_first(key[0], key[1]), larger_first(key[2], key[3]), larger_first(key[0], key[2]);
+  larger_first(key[1], key[3]), larger_first(key[1], key[2]);
+  // Without branches: the lane that holds the largest, the lowest of them, writes it and moves on to its next.
 #pragma unroll
   for (int i = 0; i < topk; ++i) {
-    const unsigned holders = __ballot_sync(kAllLanes, key[0] == __reduce_max_sync(kAllLanes, key[0]));
-    const bool mine = (holders & ((2u << lane) - 1)) == 1u << lane;  // the lowest of them
-    if (mine) shared.experts[i] = index[0];
-#pragma unroll
-    for (int j = 0; j < 3; ++j) key[j] = mine ? key[j + 1] : key[j], index[j] = mine ? index[j + 1] : index[j];
-    key[3] = mine ? kTaken : key[3], index[3] = mine ? -1 : index[3];
+    const uint32_t head = key[0] & ~3u, best = __reduce_max_sync(kAllLanes, head);
+    const uint32_t holders = __ballot_sync(kAllLanes, head == best);
+    if (head == best && (holders & ((1u << lane) - 1)) == 0) {
+      shared.chosen[i] = {key[0], first};
+      key[0] = key[1], key[1] = key[2], key[2] = key[3], key[3] = 0;
+    }
   }
   __syncwarp();
-  const int expert = lane < topk ? shared.experts[lane] : -1;
-  write_routed<kTopk>(p, token, expert, expert >= 0 ? shared.scores[v3_place(expert)] : 0.0f);
-  if (expert >= 0 && block_counts != nullptr) atomicAdd(block_counts + expert, 1);
+  if (lane >= topk) return -1;
+  const uint2 chosen = shared.chosen[lane];
+  if (chosen.x <= kTaken) return -1;
+  const int expert = static_cast<int>(chosen.y + 3 - chosen.x % 4);
+  *chosen_score = shared.scores[v3_place(expert)];
+  return expert;
 }
 
+// A warp a token; then the counts of a block's tokens.
 template <bool kSigmoid, int kTopk>
-__global__ void __launch_bounds__(kManyWarps * 32) gate_v3_kernel(const Params p) {
+__global__ void __launch_bounds__(kMostWarps * 32) gate_v3_kernel(const Params p) {
   extern __shared__ __align__(16) V3Shared shared[];
   __shared__ int block_counts[kV3Experts];
-  const int warp = threadIdx.x / 32, token = blockIdx.x * (blockDim.x / 32) + warp;
-  if (p.counts == nullptr) return gate_v3_token<kSigmoid, kTopk>(p, token, shared[warp], nullptr);
-  if (threadIdx.x < kV3Experts) block_counts[threadIdx.x] = 0;
-  __syncthreads();
-  gate_v3_token<kSigmoid, kTopk>(p, token, shared[warp], block_counts);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.x * (blockDim.x / 32) + warp;
+  const bool routes = token < p.num_tokens && (p.num_valid == nullptr || token < *p.num_valid);
+  float4 logits[2] = {}, bias[2] = {};
+  if (routes) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      logits[i] = reinterpret_cast<const float4*>(p.logits + int64_t{token} * kV3Experts)[lane * 2 + i];
+      if (p.bias != nullptr) bias[i] = reinterpret_cast<const float4*>(p.bias)[lane * 2 + i];
+    }
+  }
+  if (p.counts != nullptr) {
+    for (int e = threadIdx.x; e < kV3Experts; e += blockDim.x) block_counts[e] = 0;
+    __syncthreads();
+  }
+  int expert = -1;
+  float expert_score = 0.0f;
+  if (routes) {
+    float score[8] = {logits[0].x, logits[0].y, logits[0].z, logits[0].w,
+                      logits[1].x, logits[1].y, logits[1].z, logits[1].w};
+    const float biases[8] = {bias[0].x, bias[0].y, bias[0].z, bias[0].w, bias[1].x, bias[1].y, bias[1].z, bias[1].w};
+    float choice[8];
+    const bool has_no_nan = compute_scores(kSigmoid, score);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) choice[i] = score[i] + biases[i];
+    if (has_no_nan) expert = v3_select<kTopk>(p, score, choice, shared[warp], &expert_score);
+  }
+  if (token < p.num_tokens) write_routed<kTopk>(p, token, expert, expert_score);
+  if (p.counts == nullptr) return;
+  if (expert >= 0) atomicAdd(block_counts + expert, 1);
   __syncthreads();
   // Neighbours leave together: a warp's 32 additions are four operations of the L2 cache, not 32.
-  if (threadIdx.x < kV3Experts && block_counts[threadIdx.x] != 0) {
-    atomicAdd(p.counts + threadIdx.x, block_counts[threadIdx.x]);
+  for (int e = threadIdx.x; e < kV3Experts; e += blockDim.x) {
+    if (block_counts[e] != 0) atomicAdd(p.counts + e, block_counts[e]);
   }
 }
 
 void launch_v3(cudaStream_t stream, const Params& p) {
-  const int warps = p.num_tokens >= kManyTokens ? kManyWarps : kWarps;
+  int warps = kLeastWarps;
+  while (warps < kMostWarps && warps * kBlocks < p.num_tokens) warps *= 2;
   const unsigned blocks = (p.num_tokens + warps - 1) / warps, bytes = warps * sizeof(V3Shared);
   const auto kernel = !p.sigmoid    ? gate_v3_kernel<false, 0>
                       : p.topk == 8 ? gate_v3_kernel<true, 8>
@@ -252,14 +259,14 @@ __global__ void __launch_bounds__(kWarps * 32) gate_kernel(const Params p) {
   __shared__ float shared_scores[kWarps][N * 32], shared_choice[kWarps][N * 32], shared_groups[kWarps][N * 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.x * kWarps + warp;
   if (token >= p.num_tokens) return;
-  if (p.num_valid != nullptr && token >= *p.num_valid) return finish_unrouted(p, token);
+  if (p.num_valid != nullptr && token >= *p.num_valid) return write_routed<0>(p, token, -1, 0.0f);
   float score[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int e = lane * N + i;
     score[i] = e < p.num_experts ? p.logits[int64_t{token} * p.num_experts + e] : kLowest;
   }
-  if (!compute_scores(p.sigmoid, score)) return finish_unrouted(p, token);
+  if (!compute_scores(p.sigmoid, score)) return write_routed<0>(p, token, -1, 0.0f);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int e = lane * N + i;
