@@ -26,7 +26,7 @@ struct GateArgs {
   Tensor expert_counts;  // [num_experts] i32, the tokens of each expert are added; or undefined
 };
 // Limits: at most 512 experts and 32 chosen; groups as moesaic::gate. 256 experts in 8 groups of which 4 are kept
-// (DeepSeek-V3) have a kernel of their own.
+// (DeepSeek-V3) have a kernel of their own, to which scores plus bias that differ in their last two bits are equal.
 absl::Status gate(cudaStream_t stream, const GateArgs& args);
 
 }  // namespace moesaic::cuda
