@@ -68,9 +68,12 @@ KernelBench::~KernelBench() {
 void KernelBench::measure_device() {
   const double spin_us = time_us([](cudaStream_t stream) { spin(stream, kSpinCycles); });
   sm_mhz_ = kSpinCycles / spin_us;
+  launch_us_ = time_us([](cudaStream_t stream) { spin(stream, 0); }) -
+               chain_us([](cudaStream_t stream, int) { spin(stream, 0); });
   copy_gb_s_ = kCopyBytes / copy_us(kCopyBytes) * 1e-3;
   print_(str_cat("{\"device\": \"", device_.name, "\", \"clocks\": \"", clocks(),
-                 "\", \"driver\": ", device_.driver_version, ", \"copy_gb_s\": ", fixed(copy_gb_s_, 0), "}"));
+                 "\", \"driver\": ", device_.driver_version, ", \"copy_gb_s\": ", fixed(copy_gb_s_, 0),
+                 ", \"launch_us\": ", fixed(launch_us_, 2), "}"));
 }
 
 std::string KernelBench::clocks() const {
@@ -142,7 +145,7 @@ double KernelBench::measure_chain(KernelRow row, const KernelWork& work, const C
 }
 
 void KernelBench::report(KernelRow row, const KernelWork& work, double us, double chain_us) {
-  row.us = std::round(us * 1000.0) / 1000.0;
+  row.us = std::round((us - launch_us_) * 1000.0) / 1000.0;
   const double least_us = std::max(work.bytes / copy_gb_s_ * 1e-3, work.flops / nominal_tflops(row.dtype) * 1e-6);
   std::string line = str_cat("{\"op\": \"", row.op, "\"");
   if (!work.variant.empty()) line += str_cat(", \"variant\": \"", work.variant, "\"");
