@@ -1,5 +1,4 @@
-// A warp takes 512 channels of a row, or 1,024 where there are many; half a warp a scale group, all loads of a thread
-// in flight before the first is used.
+// A warp takes 512 channels of a row, half a warp a scale group, its loads in flight before the first is used.
 #include <algorithm>
 
 #include "kernels/cuda/fused/args_check.h"
@@ -12,12 +11,11 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kResidentBlocks = 16;
-constexpr int64_t kManyRows = 1024;
+constexpr int kVecs = 2;  // of a thread
+constexpr int kChannels = kVecs * 32 * kVec;
 
-template <int kVecs>
 __global__ void __launch_bounds__(kWarps * 32, kResidentBlocks)
     quantize_kernel(const Bf16* x, int64_t x_stride, int m, int k, uint8_t* q, float* scales, int64_t scale_stride) {
-  constexpr int kChannels = kVecs * 32 * kVec;
   const int lane = threadIdx.x % 32, per_row = (k + kChannels - 1) / kChannels;
   const int task = blockIdx.x * kWarps + threadIdx.x / 32, row = task / per_row;
   if (row >= m) return;
@@ -40,15 +38,6 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentBlocks)
   }
 }
 
-template <int kVecs>
-void launch(cudaStream_t stream, const QuantizeArgs& args) {
-  constexpr int64_t kChannels = kVecs * 32 * kVec;
-  const int64_t m = args.x.dim(0), k = args.x.dim(1), tasks = m * ((k + kChannels - 1) / kChannels);
-  quantize_kernel<kVecs><<<static_cast<unsigned>((tasks + kWarps - 1) / kWarps), kWarps * 32, 0, stream>>>(
-      args.x.data<Bf16>(), args.x.row_stride(), static_cast<int>(m), static_cast<int>(k), args.q.data<uint8_t>(),
-      args.scales.data<float>(), scale_row_stride(m));
-}
-
 }  // namespace
 
 absl::Status quantize_fp8(cudaStream_t stream, const QuantizeArgs& args) {
@@ -60,7 +49,10 @@ absl::Status quantize_fp8(cudaStream_t stream, const QuantizeArgs& args) {
   check.tensor("scales", args.scales, DType::kF32, {k / kScaleGroup, scale_row_stride(m)});
   MOESAIC_RETURN_IF_ERROR(check.status());
   if (m == 0) return absl::OkStatus();
-  m >= kManyRows ? launch<4>(stream, args) : launch<2>(stream, args);
+  const int64_t tasks = m * ((k + kChannels - 1) / kChannels);
+  quantize_kernel<<<static_cast<unsigned>((tasks + kWarps - 1) / kWarps), kWarps * 32, 0, stream>>>(
+      args.x.data<Bf16>(), args.x.row_stride(), static_cast<int>(m), static_cast<int>(k), args.q.data<uint8_t>(),
+      args.scales.data<float>(), scale_row_stride(m));
   MOESAIC_CUDA_CHECK(cudaGetLastError());
   return absl::OkStatus();
 }

@@ -16,7 +16,7 @@ constexpr int kVecs = 2;  // of gate and of up, a thread
 constexpr int kChannels = kVecs * 32 * kVec;
 constexpr int kResidentBlocks = 12;
 constexpr int kBlocksPerSm = 64;
-constexpr int kGroupedBlocksPerSm = 24;  // most of the room holds no token, and every block adds up the counts
+constexpr int kMaskedBlocksPerSm = 24;  // most of the room holds no token, and every block adds up the counts
 constexpr int kMaxGroups = 1024;
 
 struct Params {
@@ -155,8 +155,8 @@ absl::Status silu_mul_quantize(cudaStream_t stream, const SiluMulQuantizeArgs& a
                  .q = args.q.data<uint8_t>(),
                  .scales = args.scales.data<float>(),
                  .scale_stride = scale_row_stride(scale_rows)};
-  const int64_t blocks = std::min<int64_t>((tasks + kWarps - 1) / kWarps,
-                                           int64_t{num_sms} * (grouped ? kGroupedBlocksPerSm : kBlocksPerSm));
+  const int64_t blocks =
+      std::min<int64_t>((tasks + kWarps - 1) / kWarps, int64_t{num_sms} * (masked ? kMaskedBlocksPerSm : kBlocksPerSm));
   silu_mul_kernel<<<static_cast<unsigned>(blocks), kWarps * 32, 0, stream>>>(p);
   MOESAIC_CUDA_CHECK(cudaGetLastError());
   return absl::OkStatus();
