@@ -1,6 +1,4 @@
 // A warp takes 512 channels of a row, half a warp a scale group, its loads in flight before the first is used.
-#include <algorithm>
-
 #include "kernels/cuda/fused/args_check.h"
 #include "kernels/cuda/fused/quantize.h"
 #include "kernels/cuda/fused/vec.cuh"
@@ -10,31 +8,31 @@ namespace moesaic::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kResidentBlocks = 16;
 constexpr int kVecs = 2;  // of a thread
 constexpr int kChannels = kVecs * 32 * kVec;
 
-__global__ void __launch_bounds__(kWarps * 32, kResidentBlocks)
+__global__ void __launch_bounds__(kWarps * 32)
     quantize_kernel(const Bf16* x, int64_t x_stride, int m, int k, uint8_t* q, float* scales, int64_t scale_stride) {
   const int lane = threadIdx.x % 32, per_row = (k + kChannels - 1) / kChannels;
   const int task = blockIdx.x * kWarps + threadIdx.x / 32, row = task / per_row;
   if (row >= m) return;
   const int begin = (task - row * per_row) * kChannels + lane * kVec;
-  x += row * x_stride + begin, q += int64_t{row} * k + begin;
-  scales += begin / kScaleGroup * scale_stride + row;
   uint4 packed[kVecs];
 #pragma unroll
-  for (int i = 0; i < kVecs; ++i) packed[i] = begin + i * 32 * kVec < k ? stream_vec(x + i * 32 * kVec) : uint4{};
+  for (int i = 0; i < kVecs; ++i) {
+    const int at = begin + i * 32 * kVec;
+    packed[i] = at < k ? stream_vec(x + row * x_stride + at) : uint4{};
+  }
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
+    const int at = begin + i * 32 * kVec;
     float a[kVec];
     unpack(packed[i], a);
     const float scale = scale_of(group_max(max_abs(a)));
     const uint2 codes = quantize_vec<true>(a, scale);
-    if (begin + i * 32 * kVec < k) {
-      *reinterpret_cast<uint2*>(q + i * 32 * kVec) = codes;
-      if (lane % kLanesPerGroup == 0) scales[i * (32 * kVec / kScaleGroup) * scale_stride] = scale;
-    }
+    if (at >= k) continue;
+    *reinterpret_cast<uint2*>(q + int64_t{row} * k + at) = codes;
+    if (lane % kLanesPerGroup == 0) scales[at / kScaleGroup * scale_stride + row] = scale;
   }
 }
 
@@ -44,12 +42,12 @@ absl::Status quantize_fp8(cudaStream_t stream, const QuantizeArgs& args) {
   const int64_t m = args.x.dim(0), k = args.x.dim(1);
   ArgsCheck check("quantize_fp8");
   check.require(k > 0 && k % kScaleGroup == 0, "channels divisible by 128");
-  check.require(m <= (int64_t{1} << 37) / std::max<int64_t>(k, 1), "at most 2^37 elements");
+  const int64_t tasks = m * ((k + kChannels - 1) / kChannels);
+  check.require(tasks <= int64_t{1} << 30, "at most 2^30 times 512 channels");
   check.matrix("x", args.x, DType::kBF16, m, k).tensor("q", args.q, DType::kE4M3, {m, k});
   check.tensor("scales", args.scales, DType::kF32, {k / kScaleGroup, scale_row_stride(m)});
   MOESAIC_RETURN_IF_ERROR(check.status());
   if (m == 0) return absl::OkStatus();
-  const int64_t tasks = m * ((k + kChannels - 1) / kChannels);
   quantize_kernel<<<static_cast<unsigned>((tasks + kWarps - 1) / kWarps), kWarps * 32, 0, stream>>>(
       args.x.data<Bf16>(), args.x.row_stride(), static_cast<int>(m), static_cast<int>(k), args.q.data<uint8_t>(),
       args.scales.data<float>(), scale_row_stride(m));
