@@ -136,7 +136,7 @@ __device__ inline float block_sum(float value, float* scratch) {
 
 // How each of m rows of n channels is spread over a block: vectors a thread, threads. With many rows few threads with
 // several loads in flight are fastest, as small blocks overlap one's arithmetic with another's loads; with few rows
-// time is latency and the fetching of code, so that many threads do little each.
+// time is latency, so that many threads do little each.
 struct RowSplit {
   static constexpr int kMaxThreads = 512;
   static constexpr int64_t kMaxChannels = 4 * kMaxThreads * kVec;
