@@ -26,7 +26,7 @@ struct KernelRow {
   std::string op;
   int64_t m = 0, n = 0, k = 0, groups = 0, batch = 0, heads = 0, q_len = 0, kv_len = 0;
   std::string dtype;
-  double us = 0.0;
+  double us = 0.0;  // as one of many calls: without the latency of launching it alone
 };
 
 struct KernelTable {

@@ -13,6 +13,8 @@ namespace {
 
 constexpr int kWarmUp = 10;
 constexpr int kRuns = 30;
+constexpr int kChain = 20;
+constexpr int kChainRuns = 9;
 constexpr int64_t kFlushBytes = int64_t{256} << 20;
 constexpr int64_t kCopyBytes = int64_t{1} << 30;
 constexpr int64_t kSpinCycles = 4'000'000;
@@ -66,9 +68,12 @@ KernelBench::~KernelBench() {
 void KernelBench::measure_device() {
   const double spin_us = time_us([](cudaStream_t stream) { spin(stream, kSpinCycles); });
   sm_mhz_ = kSpinCycles / spin_us;
+  launch_us_ = time_us([](cudaStream_t stream) { spin(stream, 0); }) -
+               chain_us([](cudaStream_t stream, int) { spin(stream, 0); });
   copy_gb_s_ = kCopyBytes / copy_us(kCopyBytes) * 1e-3;
   print_(str_cat("{\"device\": \"", device_.name, "\", \"clocks\": \"", clocks(),
-                 "\", \"driver\": ", device_.driver_version, ", \"copy_gb_s\": ", fixed(copy_gb_s_, 0), "}"));
+                 "\", \"driver\": ", device_.driver_version, ", \"copy_gb_s\": ", fixed(copy_gb_s_, 0),
+                 ", \"launch_us\": ", fixed(launch_us_, 2), "}"));
 }
 
 std::string KernelBench::clocks() const {
@@ -104,20 +109,59 @@ double KernelBench::copy_us(double bytes) {
   return std::min(by_library, by_kernel);
 }
 
+double KernelBench::chain_us(const ChainLaunch& launch) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t runnable = nullptr;
+  MOESAIC_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < kChain; ++i) launch(stream_, i);
+  MOESAIC_CUDA_CHECK(cudaStreamEndCapture(stream_, &graph));
+  MOESAIC_CUDA_CHECK(cudaGraphInstantiate(&runnable, graph, 0));
+  std::vector<float> times;
+  for (int run = 0; run < 1 + kChainRuns; ++run) {  // the first warms up
+    MOESAIC_CUDA_CHECK(cudaEventRecord(begin_, stream_));
+    MOESAIC_CUDA_CHECK(cudaGraphLaunch(runnable, stream_));
+    MOESAIC_CUDA_CHECK(cudaEventRecord(end_, stream_));
+    MOESAIC_CUDA_CHECK(cudaEventSynchronize(end_));
+    float ms = 0.0f;
+    MOESAIC_CUDA_CHECK(cudaEventElapsedTime(&ms, begin_, end_));
+    if (run > 0) times.push_back(ms);
+  }
+  MOESAIC_CUDA_CHECK(cudaGraphExecDestroy(runnable));
+  MOESAIC_CUDA_CHECK(cudaGraphDestroy(graph));
+  std::nth_element(times.begin(), times.begin() + kChainRuns / 2, times.end());
+  return times[kChainRuns / 2] * 1e3 / kChain;
+}
+
 double KernelBench::measure(KernelRow row, const KernelWork& work, const Launch& launch) {
   const double us = time_us(launch);
-  row.us = std::round(us * 1000.0) / 1000.0;
+  report(std::move(row), work, us, 0.0);
+  return us;
+}
+
+double KernelBench::measure_chain(KernelRow row, const KernelWork& work, const ChainLaunch& launch) {
+  const double us = time_us([&](cudaStream_t stream) { launch(stream, 0); });
+  report(std::move(row), work, us, chain_us(launch));
+  return us;
+}
+
+void KernelBench::report(KernelRow row, const KernelWork& work, double us, double chain_us) {
+  row.us = std::round((us - launch_us_) * 1000.0) / 1000.0;
   const double least_us = std::max(work.bytes / copy_gb_s_ * 1e-3, work.flops / nominal_tflops(row.dtype) * 1e-6);
   std::string line = str_cat("{\"op\": \"", row.op, "\"");
   if (!work.variant.empty()) line += str_cat(", \"variant\": \"", work.variant, "\"");
   line += str_cat(shape_fields(row), ", \"dtype\": \"", row.dtype, "\", \"us\": ", fixed(us, 2));
   if (work.bytes > 0) line += str_cat(", \"gb_s\": ", fixed(work.bytes / us * 1e-3, 0));
   if (work.flops > 0) line += str_cat(", \"tflops\": ", fixed(work.flops / us * 1e-6, 1));
-  line += str_cat(", \"percent_of_roofline\": ", fixed(100 * least_us / us, 1));
-  if (work.flops == 0) line += str_cat(", \"percent_of_copy\": ", fixed(100 * copy_us(work.bytes) / us, 1));
+  if (least_us > 0) line += str_cat(", \"percent_of_roofline\": ", fixed(100 * least_us / us, 1));
+  if (work.flops == 0 && work.bytes > 0) {
+    line += str_cat(", \"percent_of_copy\": ", fixed(100 * copy_us(work.bytes) / us, 1));
+  }
+  if (chain_us > 0) {
+    line += str_cat(", \"chain_us\": ", fixed(chain_us, 2),
+                    ", \"chain_percent_of_roofline\": ", fixed(100 * least_us / chain_us, 1));
+  }
   print_(line + "}");
   if (work.variant.empty()) rows_.push_back(std::move(row));
-  return us;
 }
 
 Tensor KernelBench::alloc(DType dtype, Shape shape) {

@@ -30,6 +30,7 @@ struct KernelWork {
 class KernelBench {
  public:
   using Launch = std::function<void(cudaStream_t)>;
+  using ChainLaunch = std::function<void(cudaStream_t, int i)>;  // the i-th of a chain, with its own operands
   using Print = std::function<void(const std::string& line)>;
 
   // Opens the device, measures copy bandwidth and clock, prints them as the first line.
@@ -39,14 +40,22 @@ class KernelBench {
   KernelBench& operator=(const KernelBench&) = delete;
 
   // Median over 30 runs after 10 of warm-up; 256 MiB are written before each, so that L2 (50 MB) holds none of the
-  // operands. By device events around the launch: about 2 us of launch latency are in every figure.
+  // operands. By device events around the launch: about 2 us of launch latency are in every figure, and what the launch
+  // reads and writes first drives the lines written before out to memory.
   double time_us(const Launch& launch);
 
-  // time_us, one printed line, one row of the table (rows with a variant stay out of it).
+  // What a launch takes between its like: 20 of them in a CUDA graph, nothing flushed, median over runs of the graph.
+  // With operands that are together larger than L2, memory's share is a step's, and launch latency is not paid.
+  double chain_us(const ChainLaunch& launch);
+
+  // time_us, one printed line, one row of the table (rows with a variant stay out of it). The table's time is a step's:
+  // it is without launch latency, measured on an empty kernel.
   //   {"op", shape fields that are not 0, "dtype", "us", "gb_s", "tflops", "percent_of_roofline", "percent_of_copy"}
   // The roofline is the larger of bytes over measured copy bandwidth and flops over the data type's nominal rate; where
   // there are no flops, percent_of_copy sets a copy of the same bytes, launch latency included, against the time.
   double measure(KernelRow row, const KernelWork& work, const Launch& launch);
+  // The same, and chain_us: {"chain_us", "chain_percent_of_roofline"} in the line.
+  double measure_chain(KernelRow row, const KernelWork& work, const ChainLaunch& launch);
 
   // A device-to-device copy that reads and writes `bytes` in all, timed in the same way, the better of cudaMemcpyAsync
   // and a kernel: what a launch of this size can reach.
@@ -70,6 +79,7 @@ class KernelBench {
  private:
   KernelBench(DeviceInfo device, Print print);
   void measure_device();
+  void report(KernelRow row, const KernelWork& work, double us, double chain_us);
 
   DeviceInfo device_;
   Print print_;
@@ -80,6 +90,7 @@ class KernelBench {
   std::vector<KernelRow> rows_;
   double copy_gb_s_ = 0.0;
   double sm_mhz_ = 0.0;
+  double launch_us_ = 0.0;  // of an empty kernel by events, beyond what it takes in a chain
   uint64_t seed_ = 1;
 };
 

@@ -1,6 +1,7 @@
 // The bytes that each operation must move are each input read once and each output written once.
 #include "kernels/cuda/fused/fused_bench.h"
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,80 +33,91 @@ struct QuantizedOut {
   static double bytes(int64_t m, int64_t k) { return static_cast<double>(m * k) * (1.0 + 4.0 / kScaleGroup); }
 };
 
+// Operands for a chain of launches, together larger than L2.
+template <typename Args>
+void measure(KernelBench& bench, const KernelRow& row, double bytes, absl::Status (*op)(cudaStream_t, const Args&),
+             const std::function<Args()>& make) {
+  constexpr double kTogether = 160e6;
+  constexpr int kMostSets = 20;
+  std::vector<Args> sets;
+  while (sets.empty() || (static_cast<double>(sets.size()) * bytes < kTogether && sets.size() < kMostSets)) {
+    sets.push_back(make());
+  }
+  bench.measure_chain(row, {.bytes = bytes},
+                      [&](cudaStream_t stream, int i) { must(op(stream, sets[i % sets.size()])); });
+  bench.release();
+}
+
 void bench_norm(KernelBench& bench, int64_t m) {
-  const Tensor x = bench.alloc_random(DType::kBF16, {m, kHidden}), r = bench.alloc_random(DType::kBF16, {m, kHidden});
-  const Tensor w = bench.alloc_random(DType::kBF16, {kHidden}), y = bench.alloc(DType::kBF16, {m, kHidden});
-  const QuantizedOut out(bench, m, kHidden);
   const double row_bytes = 2.0 * static_cast<double>(m * kHidden), q_bytes = QuantizedOut::bytes(m, kHidden);
   const KernelRow row{.m = m, .n = kHidden, .dtype = "bf16"};
-  const auto named = [&](const char* op) {
-    KernelRow copy = row;
-    copy.op = op;
-    return copy;
+  const auto matrix = [&] { return bench.alloc_random(DType::kBF16, {m, kHidden}); };
+  const auto norm = [&](const char* op, double bytes, bool residual, bool quantizes) {
+    KernelRow named = row;
+    named.op = op;
+    measure<RmsNormArgs>(bench, named, bytes, rms_norm, [&] {
+      RmsNormArgs args{.x = matrix(), .weight = bench.alloc_random(DType::kBF16, {kHidden}), .eps = 1e-6f};
+      if (residual) args.residual = matrix();
+      if (!quantizes) {
+        args.y = bench.alloc(DType::kBF16, {m, kHidden});
+      } else {
+        const QuantizedOut out(bench, m, kHidden);
+        args.q = out.q, args.scales = out.scales;
+      }
+      return args;
+    });
   };
-  const RmsNormArgs args{.x = x, .weight = w, .eps = 1e-6f};
-  bench.measure(named("rms_norm"), {.bytes = 2 * row_bytes}, [&](cudaStream_t stream) {
-    RmsNormArgs a = args;
-    a.y = y;
-    must(rms_norm(stream, a));
+  norm("rms_norm", 2 * row_bytes, false, false);
+  norm("rms_norm_quantize", row_bytes + q_bytes, false, true);
+  norm("rms_norm_residual_quantize", 3 * row_bytes + q_bytes, true, true);
+  KernelRow named = row;
+  named.op = "quantize";
+  measure<QuantizeArgs>(bench, named, row_bytes + q_bytes, quantize_fp8, [&] {
+    const QuantizedOut out(bench, m, kHidden);
+    return QuantizeArgs{.x = matrix(), .q = out.q, .scales = out.scales};
   });
-  bench.measure(named("rms_norm_quantize"), {.bytes = row_bytes + q_bytes}, [&](cudaStream_t stream) {
-    RmsNormArgs a = args;
-    a.q = out.q, a.scales = out.scales;
-    must(rms_norm(stream, a));
-  });
-  bench.measure(named("rms_norm_residual_quantize"), {.bytes = 3 * row_bytes + q_bytes}, [&](cudaStream_t stream) {
-    RmsNormArgs a = args;
-    a.residual = r, a.q = out.q, a.scales = out.scales;
-    must(rms_norm(stream, a));
-  });
-  bench.measure(named("quantize"), {.bytes = row_bytes + q_bytes},
-                [&](cudaStream_t stream) { must(quantize_fp8(stream, {.x = x, .q = out.q, .scales = out.scales})); });
 }
 
 void bench_silu(KernelBench& bench, int64_t tokens) {
   const KernelRow row{.op = "silu_mul_quantize", .m = tokens, .n = kInter, .dtype = "bf16"};
   const double bytes = 4.0 * static_cast<double>(tokens * kInter) + QuantizedOut::bytes(tokens, kInter);
-  const Tensor all = bench.alloc_random(DType::kBF16, {tokens, 2 * kInter});
-  const QuantizedOut out(bench, tokens, kInter);
-  bench.measure(row, {.bytes = bytes}, [&](cudaStream_t stream) {
-    must(silu_mul_quantize(stream, {.gate_up = all, .q = out.q, .scales = out.scales}));
+  measure<SiluMulQuantizeArgs>(bench, row, bytes, silu_mul_quantize, [&] {
+    const QuantizedOut out(bench, tokens, kInter);
+    return SiluMulQuantizeArgs{
+        .gate_up = bench.alloc_random(DType::kBF16, {tokens, 2 * kInter}), .q = out.q, .scales = out.scales};
   });
   // 32 experts with equal shares of the rows; four times the room.
   constexpr int64_t kGroups = 32;
   const int64_t share = tokens / kGroups, room = 4 * share;
   KernelRow masked_row = row;
   masked_row.op = "silu_mul_quantize_masked", masked_row.groups = kGroups;
-  const Tensor masked = bench.alloc_random(DType::kBF16, {kGroups * room, 2 * kInter});
-  const Tensor q = bench.alloc(DType::kE4M3, {kGroups * room, kInter});
-  const Tensor scales = bench.alloc(DType::kF32, {kGroups, kInter / kScaleGroup, scale_row_stride(room)});
-  const Tensor counts = bench.alloc_i32(std::vector<int32_t>(kGroups, static_cast<int32_t>(share)));
-  bench.measure(masked_row, {.bytes = bytes}, [&](cudaStream_t stream) {
-    must(silu_mul_quantize(stream, {.gate_up = masked, .group_rows = counts, .q = q, .scales = scales}));
+  measure<SiluMulQuantizeArgs>(bench, masked_row, bytes, silu_mul_quantize, [&] {
+    return SiluMulQuantizeArgs{
+        .gate_up = bench.alloc_random(DType::kBF16, {kGroups * room, 2 * kInter}),
+        .group_rows = bench.alloc_i32(std::vector<int32_t>(kGroups, static_cast<int32_t>(share))),
+        .q = bench.alloc(DType::kE4M3, {kGroups * room, kInter}),
+        .scales = bench.alloc(DType::kF32, {kGroups, kInter / kScaleGroup, scale_row_stride(room)})};
   });
 }
 
 void bench_gate(KernelBench& bench, int64_t m) {
   constexpr int64_t kTopk = 8;
-  const Tensor logits = bench.alloc_random(DType::kF32, {m, kExperts}, 3.0f);
   const Tensor bias = bench.alloc_random(DType::kF32, {kExperts}, 0.1f);
-  const Tensor ids = bench.alloc(DType::kI32, {m, kTopk}), weights = bench.alloc(DType::kF32, {m, kTopk});
   const Tensor counts = bench.alloc_i32(std::vector<int32_t>(kExperts, 0));
   const double bytes = 4.0 * static_cast<double>(m * (kExperts + 2 * kTopk));
-  bench.measure({.op = "gate", .m = m, .n = kExperts, .k = kTopk, .dtype = "f32"}, {.bytes = bytes},
-                [&](cudaStream_t stream) {
-                  must(gate(stream, {.logits = logits,
-                                     .bias = bias,
-                                     .scoring_func = ScoringFunc::kSigmoid,
-                                     .topk_method = TopkMethod::kNoauxTc,
-                                     .n_group = 8,
-                                     .topk_group = 4,
-                                     .norm_topk_prob = true,
-                                     .routed_scaling_factor = 2.5f,
-                                     .topk_ids = ids,
-                                     .topk_weights = weights,
-                                     .expert_counts = counts}));
-                });
+  measure<GateArgs>(bench, {.op = "gate", .m = m, .n = kExperts, .k = kTopk, .dtype = "f32"}, bytes, gate, [&] {
+    return GateArgs{.logits = bench.alloc_random(DType::kF32, {m, kExperts}, 3.0f),
+                    .bias = bias,
+                    .scoring_func = ScoringFunc::kSigmoid,
+                    .topk_method = TopkMethod::kNoauxTc,
+                    .n_group = 8,
+                    .topk_group = 4,
+                    .norm_topk_prob = true,
+                    .routed_scaling_factor = 2.5f,
+                    .topk_ids = bench.alloc(DType::kI32, {m, kTopk}),
+                    .topk_weights = bench.alloc(DType::kF32, {m, kTopk}),
+                    .expert_counts = counts};
+  });
 }
 
 void bench_rope_append(KernelBench& bench, int64_t m, DType dtype) {

@@ -1,6 +1,6 @@
-// A grid of bounded size: each block adds up the groups' counts in shared memory, then takes every gridDim-th of the
-// rows that hold a token. A few rows a block, several times more blocks than fit at once: their loads overlap with
-// others' arithmetic, and the last ones end together.
+// A warp takes 512 channels of a row. A grid of bounded size: each block adds up the groups' counts in shared memory,
+// then takes its share of the rows that hold a token: several times more blocks than fit at once, so that their loads
+// overlap with others' arithmetic and the last ones end together.
 #include <algorithm>
 
 #include "kernels/cuda/fused/args_check.h"
@@ -11,10 +11,12 @@
 namespace moesaic::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kWarps = 4;
 constexpr int kVecs = 2;  // of gate and of up, a thread
+constexpr int kChannels = kVecs * 32 * kVec;
 constexpr int kResidentBlocks = 12;
 constexpr int kBlocksPerSm = 64;
+constexpr int kMaskedBlocksPerSm = 24;  // most of the room holds no token, and every block adds up the counts
 constexpr int kMaxGroups = 1024;
 
 struct Params {
@@ -49,63 +51,69 @@ __device__ void add_up(const int32_t* rows, int count, int32_t* ends) {
   __syncthreads();
 }
 
-// The group that holds row i of all groups' rows: the first with ends[g] > i.
-__device__ int find_group(const int32_t* ends, int count, int64_t i) {
-  int low = 0;
-  for (int high = count - 1; low < high;) {
-    const int middle = (low + high) / 2;
-    if (ends[middle] > i) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
+// The group that holds row i of all groups' rows: the first with ends[g] > i, which there is.
+__device__ int find_group(const int32_t* ends, int count, int i) {
+  for (int begin = 0;; begin += 32) {
+    const int g = begin + threadIdx.x % 32;
+    const uint32_t beyond = __ballot_sync(kAllLanes, g < count && ends[g] > i);
+    if (beyond != 0) return begin + __ffs(beyond) - 1;
   }
-  return low;
 }
 
-// One row, its scales starting at `scales`.
-__device__ void silu_row(const Params& p, int64_t row, float* scales) {
+// -infinity becomes the lowest finite value, whose silu is 0 and not NaN. NaN stays.
+__device__ uint4 above_minus_infinity(uint4 v) {
+  const auto clamp = [](uint32_t pair) {
+    uint32_t result;
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(0xff7fff7fu));
+    return result;
+  };
+  return {clamp(v.x), clamp(v.y), clamp(v.z), clamp(v.w)};
+}
+
+// kChannels channels of a row from `begin` on, the row's scales starting at `scales`.
+__device__ void silu_chunk(const Params& p, int64_t row, int begin, float* scales) {
   const Bf16* gate = p.gate_up + row * 2 * p.n;
-  for (int begin = 0; begin < p.n; begin += kThreads * kVec * kVecs) {
-    uint4 gate_vecs[kVecs], up_vecs[kVecs];
+  const int lane = threadIdx.x % 32;
+  uint4 gate_vecs[kVecs], up_vecs[kVecs];
 #pragma unroll
-    for (int i = 0; i < kVecs; ++i) {
-      const int at = begin + (i * kThreads + threadIdx.x) * kVec;
-      gate_vecs[i] = at < p.n ? stream_vec(gate + at) : uint4{};
-      up_vecs[i] = at < p.n ? stream_vec(gate + p.n + at) : uint4{};
-    }
+  for (int i = 0; i < kVecs; ++i) {
+    const int at = begin + (i * 32 + lane) * kVec;
+    gate_vecs[i] = at < p.n ? stream_vec(gate + at) : uint4{};
+    up_vecs[i] = at < p.n ? stream_vec(gate + p.n + at) : uint4{};
+  }
 #pragma unroll
-    for (int i = 0; i < kVecs; ++i) {
-      const int at = begin + (i * kThreads + threadIdx.x) * kVec;
-      float g[kVec], u[kVec];
-      unpack(gate_vecs[i], g), unpack(up_vecs[i], u);
+  for (int i = 0; i < kVecs; ++i) {
+    const int at = begin + (i * 32 + lane) * kVec;
+    float g[kVec], u[kVec];
+    unpack(above_minus_infinity(gate_vecs[i]), g), unpack(up_vecs[i], u);
 #pragma unroll
-      for (int j = 0; j < kVec; ++j) g[j] = g[j] * approx_sigmoid(g[j]) * u[j];
-      const float scale = scale_of(group_max(max_abs(g)));
-      const uint2 codes = quantize_vec<false>(g, scale);
-      if (at >= p.n) continue;
-      *reinterpret_cast<uint2*>(p.q + row * p.n + at) = codes;
-      if (threadIdx.x % kLanesPerGroup == 0) scales[at / kScaleGroup * p.scale_stride] = scale;
-    }
+    for (int j = 0; j < kVec; ++j) g[j] = g[j] * approx_sigmoid(g[j]) * u[j];
+    const float scale = scale_of(group_max(max_abs(g)));
+    const uint2 codes = quantize_vec<false>(g, scale);
+    if (at >= p.n) continue;
+    *reinterpret_cast<uint2*>(p.q + row * p.n + at) = codes;
+    if (lane % kLanesPerGroup == 0) scales[at / kScaleGroup * p.scale_stride] = scale;
   }
 }
 
-__global__ void __launch_bounds__(kThreads, kResidentBlocks) silu_mul_kernel(const Params p) {
+__global__ void __launch_bounds__(kWarps * 32, kResidentBlocks) silu_mul_kernel(const Params p) {
   __shared__ int32_t ends[kMaxGroups];
   if (p.group_rows != nullptr) add_up(p.group_rows, p.num_groups, ends);
-  const int64_t total = p.group_rows == nullptr ? p.rows : ends[p.num_groups - 1];
-  for (int64_t i = blockIdx.x; i < total; i += gridDim.x) {
+  const int per_row = (p.n + kChannels - 1) / kChannels;
+  const int total = (p.group_rows == nullptr ? static_cast<int>(p.rows) : ends[p.num_groups - 1]) * per_row;
+  for (int task = blockIdx.x * kWarps + threadIdx.x / 32; task < total; task += gridDim.x * kWarps) {
+    const int i = task / per_row, begin = (task - i * per_row) * kChannels;
     if (p.group_rows == nullptr) {
-      silu_row(p, i, p.scales + i);
+      silu_chunk(p, i, begin, p.scales + i);
       continue;
     }
-    const int g = find_group(ends, p.num_groups, i);
-    const int64_t in_group = i - (g == 0 ? 0 : ends[g - 1]);
+    const int g = find_group(ends, p.num_groups, i), in_group = i - (g == 0 ? 0 : ends[g - 1]);
     if (p.group_begin != nullptr) {
-      const int64_t row = p.group_begin[g] + in_group;
-      silu_row(p, row, p.scales + row);
+      const int64_t row = int64_t{p.group_begin[g]} + in_group;
+      silu_chunk(p, row, begin, p.scales + row);
     } else {
-      silu_row(p, g * p.rows_per_group + in_group, p.scales + g * (p.n / kScaleGroup) * p.scale_stride + in_group);
+      silu_chunk(p, g * p.rows_per_group + in_group, begin,
+                 p.scales + g * (p.n / kScaleGroup) * p.scale_stride + in_group);
     }
   }
 }
@@ -119,6 +127,8 @@ absl::Status silu_mul_quantize(cudaStream_t stream, const SiluMulQuantizeArgs& a
   ArgsCheck check("silu_mul_quantize");
   check.require(n > 0 && n % kScaleGroup == 0 && n <= (int64_t{1} << 24), "channels divisible by 128");
   check.require(num_groups >= 1 && num_groups <= kMaxGroups, "1 to 1024 groups");
+  const int64_t tasks = rows * ((n + kChannels - 1) / kChannels);
+  check.require(tasks <= int64_t{1} << 30, "at most 2^30 times 512 channels");
   check.require(!masked || rows % num_groups == 0, "rows divisible by the number of groups");
   MOESAIC_RETURN_IF_ERROR(check.status());
   const int64_t scale_rows = masked ? rows / num_groups : rows;
@@ -145,8 +155,9 @@ absl::Status silu_mul_quantize(cudaStream_t stream, const SiluMulQuantizeArgs& a
                  .q = args.q.data<uint8_t>(),
                  .scales = args.scales.data<float>(),
                  .scale_stride = scale_row_stride(scale_rows)};
-  const int64_t blocks = std::min<int64_t>(rows, int64_t{num_sms} * kBlocksPerSm);
-  silu_mul_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);
+  const int64_t blocks =
+      std::min<int64_t>((tasks + kWarps - 1) / kWarps, int64_t{num_sms} * (masked ? kMaskedBlocksPerSm : kBlocksPerSm));
+  silu_mul_kernel<<<static_cast<unsigned>(blocks), kWarps * 32, 0, stream>>>(p);
   MOESAIC_CUDA_CHECK(cudaGetLastError());
   return absl::OkStatus();
 }

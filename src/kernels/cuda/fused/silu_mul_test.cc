@@ -100,6 +100,28 @@ INSTANTIATE_TEST_SUITE_P(Layouts, SiluMul,
                                          SiluCase{Layout::kContiguous, 128, 0, std::vector<int32_t>(300, 2)},
                                          SiluCase{Layout::kMasked, 128, 40, std::vector<int32_t>(300, 11)}));
 
+// As the CPU's: 0 and not -infinity times 0; NaN stays NaN.
+TEST_F(SiluMul, MinusInfinityIsZero) {
+  constexpr int64_t kN = 128;
+  std::vector<float> values(2 * kN, 1.0f);
+  const std::vector<float> gates = {-test::kInf, -3e38f, -100.0f, -0.0f, 3e38f, test::kNan};
+  std::copy(gates.begin(), gates.end(), values.begin());
+  values[kN] = -2.0f, values[kN + 4] = 1e-36f;
+  const DeviceTensor in = test::upload(DType::kBF16, {1, 2 * kN}, test::to_bf16(values));
+  test::Quantized out(1, kN);
+  ASSERT_TRUE(silu_mul_quantize(stream(), {.gate_up = in, .q = out.q, .scales = out.scales}).ok());
+  const std::vector<float> got = test::widen_e4m3(test::download<uint8_t>(out.q));
+  std::vector<float> cpu_values = test::widen_bf16(test::to_bf16(values)), cpu_y(kN);
+  test::CpuStream cpu;
+  moesaic::silu_mul(cpu.stream,
+                    {.gate_up = test::f32_view(cpu_values, {1, 2 * kN}), .y = test::f32_view(cpu_y, {1, kN})});
+  const std::vector<float> want = test::widen_e4m3(test::CpuQuantized(cpu_y, 1, kN).q);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(got[i], want[i]) << "gate " << gates[i];
+  EXPECT_EQ(got[0], 0.0f);
+  EXPECT_EQ(got[4], 448.0f);
+  EXPECT_TRUE(std::isnan(got[5]));
+}
+
 TEST_F(SiluMul, RefusesTooManyGroups) {
   const DeviceTensor in = test::poisoned(DType::kBF16, {1025, 256}), q = test::poisoned(DType::kE4M3, {1025, 128});
   const DeviceTensor counts = test::poisoned(DType::kI32, {1025});

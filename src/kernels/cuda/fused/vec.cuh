@@ -23,9 +23,12 @@ inline constexpr float kAmaxFloor = 1e-4f;  // as kernels/cpu/quantize_plain.cc
 __device__ inline uint4 load_vec(const Bf16* p) {
   return *reinterpret_cast<const uint4*>(p);
 }
-// The same for data that the kernel does not write.
+// The same for data that the kernel does not write. Stays where it stands: the compiler, to save registers, would move
+// loads down to their uses, one after the other.
 __device__ inline uint4 stream_vec(const Bf16* p) {
-  return __ldg(reinterpret_cast<const uint4*>(p));
+  uint4 v;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
 }
 __device__ inline void store_vec(Bf16* p, uint4 v) {
   *reinterpret_cast<uint4*>(p) = v;
@@ -58,11 +61,11 @@ __device__ inline float max_abs(const float (&x)[kVec]) {
   return most;
 }
 
-// The largest value of the 16 lanes that hold one scale group. All lanes of the warp call it.
+// The largest value of the lanes that hold one scale group. All lanes of the warp call it.
+template <int kLanes = kLanesPerGroup>
 __device__ inline float group_max(float value) {
 #pragma unroll
-  for (int lane = kLanesPerGroup / 2; lane > 0; lane /= 2)
-    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, lane));
+  for (int lane = kLanes / 2; lane > 0; lane /= 2) value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, lane));
   return value;
 }
 
@@ -81,23 +84,32 @@ __device__ inline float approx_rcp(float x) {
   return y;
 }
 
-// Without kExact the remainder is not looked at: for values that are themselves rounded otherwise than the CPU's.
-template <bool kExact>
-__device__ inline uint2 quantize_vec(const float (&x)[kVec], float scale) {
-  const float rough = approx_rcp(scale), inverse = fmaf(rough, fmaf(-scale, rough, 1.0f), rough);
+// 1 / x, to rounding.
+__device__ inline float reciprocal(float x) {
+  const float rough = approx_rcp(x);
+  return fmaf(rough, fmaf(-x, rough, 1.0f), rough);
+}
+
+__device__ inline uint2 to_e4m3(const float (&x)[kVec]) {
   uint32_t pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    float2 q;
-    q.x = x[2 * i] * inverse;
-    q.y = x[2 * i + 1] * inverse;
-    if constexpr (kExact) {
-      q.x = fmaf(-fmaf(q.x, scale, -x[2 * i]), inverse, q.x);
-      q.y = fmaf(-fmaf(q.y, scale, -x[2 * i + 1]), inverse, q.y);
-    }
-    pairs[i] = __nv_cvt_float2_to_fp8x2(q, __NV_SATFINITE, __NV_E4M3);
+    pairs[i] = __nv_cvt_float2_to_fp8x2(float2{x[2 * i], x[2 * i + 1]}, __NV_SATFINITE, __NV_E4M3);
   }
   return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+}
+
+// Without kExact the remainder is not looked at: for values that are themselves rounded otherwise than the CPU's.
+template <bool kExact>
+__device__ inline uint2 quantize_vec(const float (&x)[kVec], float scale) {
+  const float inverse = reciprocal(scale);
+  float q[kVec];
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    q[i] = x[i] * inverse;
+    if constexpr (kExact) q[i] = fmaf(-fmaf(q[i], scale, -x[i]), inverse, q[i]);
+  }
+  return to_e4m3(q);
 }
 
 // 1 / (1 + e^-x), to about 1e-6.
@@ -124,7 +136,7 @@ __device__ inline float block_sum(float value, float* scratch) {
 
 // How each of m rows of n channels is spread over a block: vectors a thread, threads. With many rows few threads with
 // several loads in flight are fastest, as small blocks overlap one's arithmetic with another's loads; with few rows
-// time is latency and the fetching of code, so that many threads do little each.
+// time is latency, so that many threads do little each.
 struct RowSplit {
   static constexpr int kMaxThreads = 512;
   static constexpr int64_t kMaxChannels = 4 * kMaxThreads * kVec;
