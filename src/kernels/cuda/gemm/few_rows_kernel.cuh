@@ -1,7 +1,7 @@
 // y = x W^T in FP8 for few rows: bound by reading W. The operands change places: rows of W are wgmma's M, which is 64
 // at least, rows of x its N, which may be 8. A block computes tiles of kTokens rows by 64 columns a math warpgroup: one
 // producer thread fills a ring of k groups by TMA, deep enough to keep memory busy; a math warpgroup multiplies one k
-// group while it adds the last one's result, scaled, to its f32 sums, where registers allow.
+// group while it adds the last one's result, scaled, to its f32 sums.
 //
 // With `split` > 1, a cluster of that many blocks shares a tile: each takes a run of k groups, and SplitSums adds them
 // in the order of k: the same bits in every run. Then a cluster has one tile; without, blocks walk over tiles.
@@ -20,9 +20,8 @@ struct FewRowsShared {
   // Large tiles get most of an SM's registers, through setmaxnreg, which counts in warpgroups; others share the SM with
   // more blocks.
   static constexpr bool kWholeSm = kTokens >= 64 && kWarpgroups == 2;
-  static constexpr int kBlocksPerSm = kWholeSm ? 1 : kWarpgroups == 2 || kTokens == 128 ? 2 : 3;
+  static constexpr int kBlocksPerSm = kTokens == 128 || kWholeSm ? 1 : kWarpgroups == 2 ? 2 : 3;
   static constexpr int kThreads = kWarpgroups * 128 + (kWholeSm ? 128 : 32);
-  static constexpr bool kTwoAtOnce = kWholeSm || kTokens <= 64;
   static constexpr int kColumns = kWarpgroups * 64;
   static constexpr int kStageX = kTokens * 128;
   static constexpr int kStageW = kColumns * 128;
@@ -189,18 +188,15 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kWarpgroups>::kThreads,
   if (warp >= kWarpgroups * 4) {
     if constexpr (Shared::kWholeSm) fewer_registers<40>();
     if (warp == kWarpgroups * 4) {
-      const bool elected = elect_one();
-      if (elected) {
-        for (int i = 0; i < kStages; ++i) {
-          barrier_init(full + i * 8, 1);
-          barrier_init(empty + i * 8, kWarpgroups * 4);
-        }
-        barrier_init(received, 1);
-        barrier_init_fence();
+      if (lane < kStages) {
+        barrier_init(full + lane * 8, 1);
+        barrier_init(empty + lane * 8, kWarpgroups * 4);
       }
+      if (lane == kStages) barrier_init(received, 1);
+      barrier_init_fence();
       __syncwarp();
       named_arrive(kReady, kMathThreads + 32);
-      if (elected) {
+      if (elect_one()) {
         while (walk.next(tile)) {
           for (int g = k_begin; g < k_end; ++g, advance()) {
             const uint32_t ready = full + stage * 8;
@@ -251,35 +247,26 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kWarpgroups>::kThreads,
       if (lane == 0) barrier_arrive(empty + done * 8);
       done = done + 1 == kStages ? 0 : done + 1;
     };
-    float acc[kTokens / 2];
-    if constexpr (Shared::kTwoAtOnce) {
-      float other[kTokens / 2];
-      int g = k_begin;
+    float acc[kTokens / 2], other[kTokens / 2];
+    int g = k_begin;
+    start(acc);
+    for (; g + 2 < k_end; g += 2) {
+      start(other);
+      wgmma_wait<1>();
+      finish(acc, g);
       start(acc);
-      for (; g + 2 < k_end; g += 2) {
-        start(other);
-        wgmma_wait<1>();
-        finish(acc, g);
-        start(acc);
-        wgmma_wait<1>();
-        finish(other, g + 1);
-      }
-      if (g + 1 < k_end) {
-        start(other);
-        wgmma_wait<1>();
-        finish(acc, g);
-        wgmma_wait<0>();
-        finish(other, g + 1);
-      } else {
-        wgmma_wait<0>();
-        finish(acc, g);
-      }
+      wgmma_wait<1>();
+      finish(other, g + 1);
+    }
+    if (g + 1 < k_end) {
+      start(other);
+      wgmma_wait<1>();
+      finish(acc, g);
+      wgmma_wait<0>();
+      finish(other, g + 1);
     } else {
-      for (int g = k_begin; g < k_end; ++g) {
-        start(acc);
-        wgmma_wait<0>();
-        finish(acc, g);
-      }
+      wgmma_wait<0>();
+      finish(acc, g);
     }
     if (split == 1) {
       write_columns<kTokens, Shared::kOutTokens>(args, tile, sums, out + warp * Shared::kOutTokens * 32,

@@ -31,7 +31,7 @@ absl::StatusOr<CUtensorMap> make_y_map(const GemmProblem& problem) {
   const int64_t groups = problem.grouping == Grouping::kContiguous ? 1 : problem.groups;
   const int64_t group_stride = groups == 1 ? problem.y_row_stride * problem.rows : problem.y_group_stride;
   return make_tensor_map(problem.y, DType::kBF16, {problem.n, problem.rows, groups},
-                         {problem.y_row_stride * 2, group_stride * 2}, {64, 16, 1}, kSwizzled);
+                         {problem.y_row_stride * 2, group_stride * 2}, {64, 64, 1}, kSwizzled);
 }
 
 KernelArgs kernel_args(const GemmProblem& problem) {

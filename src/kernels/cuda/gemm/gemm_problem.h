@@ -41,7 +41,7 @@ struct GemmMaps {
   CUtensorMap w;       // 128 of k by `w_box` columns
 };
 absl::StatusOr<GemmMaps> make_gemm_maps(const GemmProblem& problem, int x_box, int scale_box, int w_box);
-// Of y, for boxes of 16 rows by 64 columns in 128-byte swizzle.
+// Of y, for boxes of 64 rows by 64 columns in 128-byte swizzle.
 absl::StatusOr<CUtensorMap> make_y_map(const GemmProblem& problem);
 KernelArgs kernel_args(const GemmProblem& problem);
 
