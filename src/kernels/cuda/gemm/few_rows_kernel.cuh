@@ -20,7 +20,7 @@ struct FewRowsShared {
   // Large tiles get most of an SM's registers, through setmaxnreg, which counts in warpgroups; others share the SM with
   // more blocks.
   static constexpr bool kWholeSm = kTokens >= 64 && kWarpgroups == 2;
-  static constexpr int kBlocksPerSm = kTokens == 128 || kWholeSm ? 1 : kWarpgroups == 2 ? 2 : 3;
+  static constexpr int kBlocksPerSm = kTokens == 128 || kWholeSm ? 1 : kTokens == 64 || kWarpgroups == 2 ? 2 : 3;
   static constexpr int kThreads = kWarpgroups * 128 + (kWholeSm ? 128 : 32);
   static constexpr int kColumns = kWarpgroups * 64;
   static constexpr int kStageX = kTokens * 128;
@@ -188,15 +188,18 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kWarpgroups>::kThreads,
   if (warp >= kWarpgroups * 4) {
     if constexpr (Shared::kWholeSm) fewer_registers<40>();
     if (warp == kWarpgroups * 4) {
-      if (lane < kStages) {
-        barrier_init(full + lane * 8, 1);
-        barrier_init(empty + lane * 8, kWarpgroups * 4);
+      const bool elected = elect_one();
+      if (elected) {
+        for (int i = 0; i < kStages; ++i) {
+          barrier_init(full + i * 8, 1);
+          barrier_init(empty + i * 8, kWarpgroups * 4);
+        }
+        barrier_init(received, 1);
+        barrier_init_fence();
       }
-      if (lane == kStages) barrier_init(received, 1);
-      barrier_init_fence();
       __syncwarp();
       named_arrive(kReady, kMathThreads + 32);
-      if (elect_one()) {
+      if (elected) {
         while (walk.next(tile)) {
           for (int g = k_begin; g < k_end; ++g, advance()) {
             const uint32_t ready = full + stage * 8;

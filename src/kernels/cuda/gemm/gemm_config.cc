@@ -37,10 +37,9 @@ GemmConfig choose_many_rows(const GemmShape& shape, Share share) {
 // and a second round costs a whole one.
 int choose_split(const GemmShape& shape, int tokens, int64_t tiles) {
   const int64_t most = std::min(kMaxSplit, shape.k / 128);
-  // Tiles of 64 rows spend longer computing, so that an SM reads on only with two of them.
-  int64_t split = (tokens == 64 ? shape.num_sms * 17 / 10 : shape.num_sms) / tiles;
-  if (tokens == 64 && tiles <= shape.num_sms) split = std::max<int64_t>(split, 2);
-  split = std::clamp<int64_t>(split, 1, most);
+  int64_t split = std::clamp<int64_t>(shape.num_sms / tiles, 1, most);
+  // An SM has room for two blocks of 64 rows; they pay where each has much to read.
+  if (tokens == 64 && tiles * split <= shape.num_sms && shape.k / 128 > 64 * split) split = std::min(2 * split, most);
   // A block of 128 rows has an SM for itself, and a cluster its SMs from one GPC of 16 or 18: of 132, clusters of 3, 4,
   // 5 and 8 find 117, 120, 110 and 120.
   const auto at_once = [&](int64_t size) { return 16 / size * shape.num_sms / 16 * (size > 2 ? 9 : 10) / 10; };

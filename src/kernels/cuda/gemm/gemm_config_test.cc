@@ -26,6 +26,7 @@ TEST(GemmConfig, DecodeShapesKeepEverySmReading) {
   EXPECT_EQ(choose_gemm_config(dense(1, 2112, 7168)).split, 4);    // 33 tiles
   EXPECT_EQ(choose_gemm_config(dense(16, 4096, 7168)).split, 2);   // 64
   EXPECT_EQ(choose_gemm_config(dense(1, 7168, 2048)).split, 1);    // 112
+  EXPECT_EQ(choose_gemm_config(dense(64, 7168, 2048)).split, 1);   // 112
   EXPECT_EQ(choose_gemm_config(dense(64, 7168, 16384)).split, 2);  // 112, two blocks an SM
 }
 

@@ -4,9 +4,9 @@
 // k groups by TMA, two math warpgroups multiply 64 rows by kN columns and add the result, scaled, to their f32 sums:
 // while one adds, the other keeps the tensor cores busy. kN = 128: tiles of 256 columns, a warpgroup has half of them
 // and the rows in two waves. kN = 192: a warpgroup has all columns and half of the rows. What both blocks of the
-// cluster need (Share) crosses L2 once. Warpgroups end their tiles independently: while one writes its results, in boxes
-// of 64 rows through the copy engine, the other still multiplies. What the next tile needs is found while the last k
-// group of a tile is multiplied.
+// cluster need (Share) crosses L2 once. Warpgroups end their tiles independently: while one writes its results, in
+// boxes of 64 rows through the copy engine, the other still multiplies. What the next tile needs is found while the
+// last k group of a tile is multiplied.
 //
 // Both blocks of a cluster walk the same list of pairs of tiles. A block without work in a pair (beyond the matrix,
 // padding) steps through the ring's barriers all the same, so that its peer never waits for it.
