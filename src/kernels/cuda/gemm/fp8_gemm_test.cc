@@ -133,8 +133,10 @@ TEST_F(Fp8Gemm, FewRowsConfigs) {
 TEST_F(Fp8Gemm, ManyRowsConfigs) {
   uint64_t seed = 1000;
   for (int64_t m : {1, 65, 128, 257, 1100}) {
-    for (const auto& [columns, share] :
-         {std::pair<int, Share>{256, Share::kWeights}, {192, Share::kWeights}, {256, Share::kRows}}) {
+    for (const auto& [columns, share] : {std::pair<int, Share>{256, Share::kWeights},
+                                         {192, Share::kWeights},
+                                         {256, Share::kRows},
+                                         {192, Share::kRows}}) {
       const GemmConfig config = {.kernel = GemmKernel::kManyRows, .tile_columns = columns, .share = share};
       SCOPED_TRACE(str_cat("columns ", columns, share == Share::kRows ? " sharing rows" : " sharing weights"));
       check_dense(stream(), m, 2112, 640, &config, seed++);

@@ -105,6 +105,7 @@ std::vector<GemmConfig> candidates(const Case& c) {
     if (c.grouping == Grouping::kDense) {
       all.push_back({.kernel = GemmKernel::kManyRows, .tile_columns = 192, .share = Share::kWeights});
       all.push_back({.kernel = GemmKernel::kManyRows, .tile_columns = 256, .share = Share::kRows});
+      all.push_back({.kernel = GemmKernel::kManyRows, .tile_columns = 192, .share = Share::kRows});
     }
   }
   if (c.grouping == Grouping::kContiguous || c.rows > 256) return all;

@@ -13,51 +13,70 @@ int64_t ceil_div(int64_t a, int64_t b) {
 }
 
 // Pairs of tiles of 128 rows by `columns`, which are dealt to pairs of SMs.
-int64_t num_pairs(const GemmShape& shape, int64_t columns) {
-  return shape.groups * ceil_div(ceil_div(shape.rows, 128), 2) * ceil_div(shape.n, columns);
+int64_t num_pairs(const GemmShape& shape, int64_t columns, Share share) {
+  const int64_t rows = ceil_div(shape.rows, 128), tiles = ceil_div(shape.n, columns);
+  return shape.groups * (share == Share::kWeights ? ceil_div(rows, 2) * tiles : rows * ceil_div(tiles, 2));
 }
 
 // Columns that an SM computes from start to end, counting the last, partly filled round of tiles.
-int64_t columns_in_turn(const GemmShape& shape, int64_t columns) {
-  return ceil_div(num_pairs(shape, columns), shape.num_sms / 2) * columns;
+int64_t columns_in_turn(const GemmShape& shape, int64_t columns, Share share) {
+  return ceil_div(num_pairs(shape, columns, share), shape.num_sms / 2) * columns;
 }
 
-GemmConfig choose_many_rows(const GemmShape& shape) {
-  GemmConfig config = {.kernel = GemmKernel::kManyRows, .tile_columns = 256, .share = Share::kWeights};
+GemmConfig choose_many_rows(const GemmShape& shape, Share share) {
+  GemmConfig config = {.kernel = GemmKernel::kManyRows, .tile_columns = 256, .share = share};
   // Narrow tiles read more for what they compute: they must save a tenth.
-  if (shape.grouping == Grouping::kDense && columns_in_turn(shape, 192) * 10 <= columns_in_turn(shape, 256) * 9) {
+  if (shape.grouping == Grouping::kDense &&
+      columns_in_turn(shape, 192, share) * 10 <= columns_in_turn(shape, 256, share) * 9) {
     config.tile_columns = 192;
   }
   return config;
 }
 
 // Enough blocks that every SM has weights in flight, and no more: adding sums costs more the more blocks share them,
-// and a second round costs a whole one. Tiles of many rows spend longer computing, so that an SM reads on only with two
-// of them; with 128 rows two also share its tensor cores.
+// and a second round costs a whole one.
 int choose_split(const GemmShape& shape, int tokens, int64_t tiles) {
-  const int64_t tenths = tokens < 64 ? 10 : tokens == 64 ? 17 : 13;
-  int64_t split = shape.num_sms * tenths / 10 / tiles;
-  if (tokens >= 64 && tiles <= shape.num_sms) split = std::max<int64_t>(split, 2);
-  return static_cast<int>(std::clamp<int64_t>(split, 1, std::min(kMaxSplit, shape.k / 128)));
+  const int64_t most = std::min(kMaxSplit, shape.k / 128);
+  int64_t split = std::clamp<int64_t>(shape.num_sms / tiles, 1, most);
+  // An SM has room for two blocks of 64 rows; they pay where each has much to read.
+  if (tokens == 64 && tiles * split <= shape.num_sms && shape.k / 128 > 64 * split) split = std::min(2 * split, most);
+  // A block of 128 rows has an SM for itself, and a cluster its SMs from one GPC of 16 or 18: of 132, clusters of 3, 4,
+  // 5 and 8 find 117, 120, 110 and 120.
+  const auto at_once = [&](int64_t size) { return 16 / size * shape.num_sms / 16 * (size > 2 ? 9 : 10) / 10; };
+  while (tokens == 128 && split > 1 && tiles > at_once(split)) --split;
+  return static_cast<int>(split);
 }
 
 }  // namespace
 
 GemmConfig choose_gemm_config(const GemmShape& shape) {
-  if (shape.grouping == Grouping::kContiguous) return choose_many_rows(shape);
+  if (shape.grouping == Grouping::kContiguous) return choose_many_rows(shape, Share::kWeights);
   // Large tiles, unless they leave half of the SMs without any.
-  if (shape.rows > kMaxFewRows && num_pairs(shape, 256) * 4 > shape.num_sms) return choose_many_rows(shape);
+  if (shape.rows > kMaxFewRows && num_pairs(shape, 256, Share::kWeights) * 4 > shape.num_sms) {
+    return choose_many_rows(shape, Share::kWeights);
+  }
   // One tile of 128 rows, and columns enough for most SMs: the tensor cores are the limit after all.
   const bool dense = shape.grouping == Grouping::kDense;
   if (dense && shape.rows > 64 && shape.groups * (shape.n / 256) * 10 >= shape.num_sms * 7) {
-    return {.kernel = GemmKernel::kManyRows, .tile_columns = 256, .share = Share::kRows};
+    return choose_many_rows(shape, Share::kRows);
   }
   GemmConfig config = {.kernel = GemmKernel::kFewRows, .tokens = 8, .warpgroups = 1, .split = 1};
   while (config.tokens < std::min(shape.rows, kMaxFewRows)) config.tokens *= 2;
-  const int64_t tiles = ceil_div(shape.rows, config.tokens) * ceil_div(shape.n, 64) * shape.groups;
-  if (dense && shape.groups == 1) config.split = choose_split(shape, config.tokens, tiles);
   // Many tiles: wider ones read x less often.
-  if (shape.grouping == Grouping::kMasked) config.warpgroups = 2;
+  if (shape.grouping == Grouping::kMasked) {
+    config.warpgroups = 2;
+    return config;
+  }
+  const auto tiles = [&] {
+    return ceil_div(shape.rows, config.tokens) * ceil_div(shape.n, config.warpgroups * 64) * shape.groups;
+  };
+  const auto split = [&] { return shape.groups > 1 ? 1 : choose_split(shape, config.tokens, tiles()); };
+  config.split = split();
+  // So also where blocks of 128 rows are more than SMs, or have much to read.
+  if (config.tokens == 128 && (tiles() > shape.num_sms || shape.k / 128 > 64 * config.split)) {
+    config.warpgroups = 2;
+    config.split = split();
+  }
   return config;
 }
 

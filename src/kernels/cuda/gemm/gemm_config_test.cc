@@ -26,12 +26,26 @@ TEST(GemmConfig, DecodeShapesKeepEverySmReading) {
   EXPECT_EQ(choose_gemm_config(dense(1, 2112, 7168)).split, 4);    // 33 tiles
   EXPECT_EQ(choose_gemm_config(dense(16, 4096, 7168)).split, 2);   // 64
   EXPECT_EQ(choose_gemm_config(dense(1, 7168, 2048)).split, 1);    // 112
+  EXPECT_EQ(choose_gemm_config(dense(64, 7168, 2048)).split, 1);   // 112
   EXPECT_EQ(choose_gemm_config(dense(64, 7168, 16384)).split, 2);  // 112, two blocks an SM
+}
+
+// A cluster's SMs are of one GPC: 33 clusters of 4 or 24 of 5 do not run at once.
+TEST(GemmConfig, SplitsOf128RowsRunAtOnce) {
+  EXPECT_EQ(choose_gemm_config(dense(128, 2112, 7168)).split, 3);
+  EXPECT_EQ(choose_gemm_config(dense(128, 1536, 7168)).split, 4);
+  EXPECT_EQ(choose_gemm_config(dense(128, 576, 7168)).split, 8);
+  EXPECT_EQ(choose_gemm_config(dense(128, 4096, 7168)).split, 2);
+  EXPECT_EQ(choose_gemm_config(dense(128, 7168, 2048)).split, 1);
+  const GemmConfig wide = {.kernel = GemmKernel::kFewRows, .tokens = 128, .warpgroups = 2, .split = 2};
+  EXPECT_EQ(choose_gemm_config(dense(128, 7168, 16384)), wide);
 }
 
 TEST(GemmConfig, TilesThatFillTheLastRound) {
   EXPECT_EQ(choose_gemm_config(dense(4096, 4096, 7168)).tile_columns, 256);
-  EXPECT_EQ(choose_gemm_config(dense(4096, 2112, 7168)).tile_columns, 192);  // three rounds either way
+  EXPECT_EQ(choose_gemm_config(dense(4096, 2112, 7168)).tile_columns, 192);
+  EXPECT_EQ(choose_gemm_config(dense(128, 24576, 1536)).tile_columns, 192);  // 128 tiles, one for each SM
+  EXPECT_EQ(choose_gemm_config(dense(128, 32768, 512)).tile_columns, 256);
 }
 
 // Whatever the shape: a configuration that was compiled, with no block of a cluster without work.
@@ -57,7 +71,7 @@ TEST(GemmConfig, AnyShape) {
       const int columns = config.tile_columns;
       EXPECT_TRUE(columns == 256 || columns == 192);
       EXPECT_TRUE(columns != 192 || shape.grouping == Grouping::kDense);
-      EXPECT_TRUE(config.share == Share::kWeights || (columns == 256 && shape.grouping == Grouping::kDense));
+      EXPECT_TRUE(config.share == Share::kWeights || shape.grouping == Grouping::kDense);
     }
   }
 }

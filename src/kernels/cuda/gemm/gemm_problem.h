@@ -12,17 +12,17 @@ namespace moesaic::cuda {
 
 struct GemmProblem {
   Grouping grouping;
-  int64_t rows;          // dense: of each group; contiguous: all; masked: room in each group
-  int64_t n;             // a multiple of 8
-  int64_t k;             // a multiple of 128
-  int64_t groups;        // weight matrices
-  const void* x;         // e4m3; row r of group g at g * x_group_stride + r * x_row_stride
-  int64_t x_row_stride;  // multiples of 16
+  int64_t rows;             // dense: of each group; contiguous: all; masked: room in each group
+  int64_t n;                // a multiple of 8
+  int64_t k;                // a multiple of 128
+  int64_t groups;           // weight matrices
+  const void* x = nullptr;  // e4m3; row r of group g at g * x_group_stride + r * x_row_stride
+  int64_t x_row_stride;     // multiples of 16
   int64_t x_group_stride;
-  const float* x_scales;  // as scales.h says, for matrices of `rows` rows
-  const void* w;          // [groups, n, k] e4m3
-  const float* w_scales;  // [groups, ceil(n / 128), k / 128]
-  void* y;                // bf16; row r of group g at g * y_group_stride + r * y_row_stride; 16-byte aligned rows
+  const float* x_scales = nullptr;  // as scales.h says, for matrices of `rows` rows
+  const void* w = nullptr;          // [groups, n, k] e4m3
+  const float* w_scales = nullptr;  // [groups, ceil(n / 128), k / 128]
+  void* y = nullptr;  // bf16; row r of group g at g * y_group_stride + r * y_row_stride; 16-byte aligned rows
   int64_t y_row_stride;
   int64_t y_group_stride;
   const int32_t* row_ids = nullptr;     // contiguous: [rows]
@@ -41,7 +41,7 @@ struct GemmMaps {
   CUtensorMap w;       // 128 of k by `w_box` columns
 };
 absl::StatusOr<GemmMaps> make_gemm_maps(const GemmProblem& problem, int x_box, int scale_box, int w_box);
-// Of y, for boxes of 16 rows by 64 columns in 128-byte swizzle.
+// Of y, for boxes of 64 rows by 64 columns in 128-byte swizzle.
 absl::StatusOr<CUtensorMap> make_y_map(const GemmProblem& problem);
 KernelArgs kernel_args(const GemmProblem& problem);
 

@@ -4,17 +4,18 @@
 // k groups by TMA, two math warpgroups multiply 64 rows by kN columns and add the result, scaled, to their f32 sums:
 // while one adds, the other keeps the tensor cores busy. kN = 128: tiles of 256 columns, a warpgroup has half of them
 // and the rows in two waves. kN = 192: a warpgroup has all columns and half of the rows. What both blocks of the
-// cluster need (Share) crosses L2 once. Warpgroups end their tiles independently: while one writes its results the
-// other still multiplies.
+// cluster need (Share) crosses L2 once. Warpgroups end their tiles independently: while one writes its results, in
+// boxes of 64 rows through the copy engine, the other still multiplies. What the next tile needs is found while the
+// last k group of a tile is multiplied.
 //
 // Both blocks of a cluster walk the same list of pairs of tiles. A block without work in a pair (beyond the matrix,
 // padding) steps through the ring's barriers all the same, so that its peer never waits for it.
 #pragma once
 
-#include "kernels/cuda/gemm/hopper.cuh"
 #include "kernels/cuda/gemm/kernel_args.h"
 #include "kernels/cuda/gemm/weight_scales.cuh"
-#include "kernels/cuda/gemm/wgmma.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/wgmma.cuh"
 
 namespace moesaic::cuda {
 
@@ -30,8 +31,8 @@ struct ManyRowsShared {
   static constexpr int kTileColumns = kByRows ? kN : 2 * kN;
   static constexpr int kStageW = kTileColumns * 128;
   static constexpr int kStageScales = kTileRows * 4;
-  static constexpr int kOutWave = 16 * kN * 2;  // bf16 results of a math warp and wave
-  static constexpr int kOut = 8 * kWaves * kOutWave;
+  static constexpr int kOutWave = 64 * kN * 2;  // bf16 results of a warpgroup and wave
+  static constexpr int kOut = 2 * kWaves * kOutWave;
   static constexpr int kBarriers = 256;
   static constexpr int kFixed = kOut + kBarriers + 1024;
   static constexpr int kStages = (232448 - kFixed) / (kStageX + kStageW + kStageScales);
@@ -69,8 +70,7 @@ class RowTileWalk {
       : args_(args), rank_(rank), item_(blockIdx.x / 2), step_(gridDim.x / 2) {
     const int tiles = (args.n + kTileColumns - 1) / kTileColumns;
     n_pairs_ = kShare == Share::kWeights ? tiles : (tiles + 1) / 2;
-    set_rows(kGrouping == Grouping::kMasked ? 0 : args.rows);
-    if (kGrouping == Grouping::kMasked) set_rows(args.group_rows[0]);
+    set_rows(kGrouping == Grouping::kMasked ? args.group_rows[0] : args.rows);
   }
 
   __device__ bool next(RowTile& tile) {
@@ -130,7 +130,7 @@ class RowTileWalk {
 
 // What a math warp needs of one k group.
 struct GroupOperands {
-  uint64_t x, w;       // descriptors of the first 64 rows and of the warpgroup's columns
+  WgmmaOperand x, w;   // the first 64 rows and the warpgroup's columns
   float scale[2][2];   // [wave][upper or lower of a thread's two rows]: x scale * weight scale
   float scale2[2][2];  // the same with the second block of weight scales
   uint32_t empty;      // barrier to arrive at when the group has been read
@@ -138,13 +138,13 @@ struct GroupOperands {
 
 // Starts acc = 64 rows of x times the transposed columns of w.
 template <int kN>
-__device__ inline void start_rows(float (&acc)[kN / 2], uint64_t x, uint64_t w) {
-  wgmma_fence(acc);
-  wgmma_arrive();
+__device__ inline void start_rows(float (&acc)[kN / 2], WgmmaOperand x, WgmmaOperand w) {
+  pin(acc);
+  wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) Wgmma<kN>::mma(acc, x + k * 2, w + k * 2, k > 0);
+  for (int k = 0; k < 4; ++k) wgmma_ss_e4m3<kN>(acc, x + k * 32, w + k * 32, k > 0);
   wgmma_commit();
-  wgmma_fence(acc);
+  pin(acc);
 }
 
 // sums += acc, scaled; the first kFirst times 8 columns have the first scales.
@@ -161,26 +161,27 @@ __device__ inline void add_rows(float (&sums)[kN / 2], const float (&acc)[kN / 2
   }
 }
 
-// Where a math warp puts 8 columns of one of its 16 rows, as the store's tensor map expects them: boxes of 64 columns
-// in 128-byte swizzle.
+// Where 8 columns of one of a warpgroup's 64 rows lie, as the store's tensor map expects them: boxes of 64 columns in
+// 128-byte swizzle.
 __device__ inline uint32_t out_offset(uint32_t row, uint32_t unit) {
-  return unit / 8 * 2048 + row * 128 + ((unit % 8) ^ (row % 8)) * 16;
+  return unit / 8 * 8192 + row * 128 + ((unit % 8) ^ (row % 8)) * 16;
 }
 
-// Puts one math warp's 16 rows of kN columns, as wgmma leaves them, into its shared memory at `out`.
+// Puts a math warp's 16 rows of kN columns, as wgmma leaves them, into shared memory at `out`.
 template <int kN>
 __device__ inline void stage_rows(const float* sums, uint32_t out) {
   const uint32_t lane = threadIdx.x % 32;
-  const uint32_t row = lane % 8 + lane / 8 % 2 * 8;
+  const uint32_t row = threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
   for (uint32_t unit = 0; unit < kN / 8; unit += 2) {
     const float* a = sums + unit * 4;
-    store_matrix(out + out_offset(row, unit + lane / 16), pack_bf16(a[0], a[1]), pack_bf16(a[2], a[3]),
-                 pack_bf16(a[4], a[5]), pack_bf16(a[6], a[7]));
+    store_matrices(out + out_offset(row, unit + lane / 16), pack_bf16(a[0], a[1]), pack_bf16(a[2], a[3]),
+                   pack_bf16(a[4], a[5]), pack_bf16(a[6], a[7]));
   }
 }
 
-// Writes rows [row, row_end) of them, without the copy engine, which would write all 16.
+// Writes a math warp's rows, of which the first is `row`, up to `row_end`, without the copy engine, which would write
+// all 64 of the warpgroup.
 template <int kN>
 __device__ inline void write_some_rows(const KernelArgs& args, __nv_bfloat16* y, uint32_t out, int row, int row_end,
                                        int column) {
@@ -189,7 +190,7 @@ __device__ inline void write_some_rows(const KernelArgs& args, __nv_bfloat16* y,
     const int r = i / (kN / 8), unit = i % (kN / 8);
     if (column + unit * 8 >= args.n) continue;
     *reinterpret_cast<uint4*>(y + (row + r) * args.y_row_stride + column + unit * 8) =
-        load_shared(out + out_offset(r, unit));
+        load_shared(out + out_offset(threadIdx.x / 32 % 4 * 16 + r, unit));
   }
 }
 
@@ -238,7 +239,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
   };
 
   if (warp >= 8) {
-    registers_lower<40>();
+    fewer_registers<40>();
     if (warp == 8 && elect_one()) {
       while (walk.next(tile)) {
         const bool active = is_active<kGrouping>(args, tile), shared = is_shared<kGrouping>(tile);
@@ -247,41 +248,42 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
           const uint32_t ready = full + stage * 8;
           const uint32_t x = x_ring + stage * Shared::kStageX;
           const uint32_t w = w_ring + stage * Shared::kStageW;
-          barrier_wait(empty + stage * 8, phase ^ 1);
+          barrier_wait_short(empty + stage * 8, phase ^ 1);
           if (!active) {
             barrier_arrive(ready);
             continue;
           }
-          barrier_arrive_expect(ready, kStageBytes);
-          tma_load(scale_ring + stage * Shared::kStageScales, &scale_map, ready, tile.row, g, x_group);
+          barrier_expect(ready, kStageBytes);
+          tma_load_3d(scale_ring + stage * Shared::kStageScales, &scale_map, tile.row, g, x_group, ready);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const uint32_t x_half = x + half * Shared::kStageX / 2;
             const int x_row = tile.row + half * 64;
             if (kShare == Share::kWeights || !shared) {
-              tma_load(x_half, &x_map, ready, g * 128, x_row, x_group);
+              tma_load_3d(x_half, &x_map, g * 128, x_row, x_group, ready);
             } else if (half == rank) {
-              tma_load_multicast(x_half, &x_map, ready, g * 128, x_row, x_group, 3);
+              tma_load_multicast(x_half, &x_map, g * 128, x_row, x_group, ready, 3);
             }
             const uint32_t w_half = w + half * Shared::kStageW / 2;
             const int w_row = tile.column + half * Shared::kTileColumns / 2;
             if (kShare == Share::kRows || !shared) {
-              tma_load(w_half, &w_map, ready, g * 128, w_row, tile.group);
+              tma_load_3d(w_half, &w_map, g * 128, w_row, tile.group, ready);
             } else if (half == rank) {
-              tma_load_multicast(w_half, &w_map, ready, g * 128, w_row, tile.group, 3);
+              tma_load_multicast(w_half, &w_map, g * 128, w_row, tile.group, ready, 3);
             }
           }
         }
       }
     }
   } else {
-    registers_raise<232>();
+    more_registers<232>();
     const int warpgroup = warp / 4;
-    const int first_row = (Shared::kByRows ? warpgroup * 64 : 0) + warp % 4 * 16;
+    const int first_row = Shared::kByRows ? warpgroup * 64 : 0;
+    const WgmmaOperand x_first = wgmma_operand(x_ring + first_row * 128);
     const int first_column = Shared::kByRows ? 0 : warpgroup * kN;
-    const uint64_t x_first = operand_descriptor(x_ring + (Shared::kByRows ? warpgroup * 64 * 128 : 0));
-    const uint64_t w_first = operand_descriptor(w_ring + first_column * 128);
-    const uint32_t warp_out = out + warp * Shared::kWaves * Shared::kOutWave;
+    const WgmmaOperand w_first = wgmma_operand(w_ring + first_column * 128);
+    const uint32_t group_out = out + warpgroup * Shared::kWaves * Shared::kOutWave;
+    const bool leads = threadIdx.x % 128 == 0;  // this warpgroup's stores
     const int n_blocks = (args.n + 127) / 128;
     WeightScales w_scales, w_scales2;
     // 128 columns lie in one block of weight scales, 192 in two.
@@ -301,16 +303,16 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       GroupOperands operands;
       const float w_scale = w_scales.get(g);
       const float w_scale2 = kN != 128 ? w_scales2.get(g) : w_scale;
-      barrier_wait(full + stage * 8, phase);
-      const uint32_t x_scales = scale_ring + stage * Shared::kStageScales + (first_row + lane / 4) * 4;
+      barrier_wait_short(full + stage * 8, phase);
+      const uint32_t x_scales = scale_ring + stage * Shared::kStageScales + (first_row + warp % 4 * 16 + lane / 4) * 4;
 #pragma unroll
       for (int i = 0; i < 2 * Shared::kWaves; ++i) {
         const float x_scale = load_shared_f32(x_scales + i / 2 * 256 + i % 2 * 32);
         operands.scale[i / 2][i % 2] = x_scale * w_scale;
         operands.scale2[i / 2][i % 2] = x_scale * w_scale2;
       }
-      operands.x = x_first + stage * (Shared::kStageX / 16);
-      operands.w = w_first + stage * (Shared::kStageW / 16);
+      operands.x = x_first + stage * Shared::kStageX;
+      operands.w = w_first + stage * Shared::kStageW;
       operands.empty = empty + stage * 8;
       advance();
       return operands;
@@ -319,16 +321,17 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
     if (more) start_scales(tile);
     while (more) {
       RowTile following;
-      const bool more_follow = walk.next(following);
+      bool more_follow = false;
       const int column = tile.column + first_column;
       if (!is_active<kGrouping>(args, tile) || column >= args.n) {
         for (int g = 0; g < args.k_groups; ++g, advance()) {
-          barrier_wait(full + stage * 8, phase);
+          barrier_wait_short(full + stage * 8, phase);
           if (lane < 2) barrier_arrive_at(empty + stage * 8, lane);
         }
+        more_follow = walk.next(following);
+        if (more_follow) start_scales(following);
         tile = following;
         more = more_follow;
-        if (more) start_scales(tile);
         continue;
       }
       int ids[4];
@@ -341,19 +344,21 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       }
       const bool starts_in_half = column % 128 != 0;
       float sums[Shared::kWaves][kN / 2] = {};
-      GroupOperands now = prepare(0), next;
-      for (int g = 0; g < args.k_groups; ++g) {
+      GroupOperands now = prepare(0);
+      if (kGrouping == Grouping::kContiguous) more_follow = walk.next(following);  // its ids are loaded meanwhile
+      // One k group. While the last multiplication runs, `meanwhile` does all that is needed later.
+      const auto step = [&](const auto& meanwhile) {
         float acc[kN / 2];
         start_rows<kN>(acc, now.x, now.w);
         if constexpr (Shared::kWaves == 2) {
           wgmma_wait<0>();
-          wgmma_fence(acc);
+          pin(acc);
           add_rows<kN, kN / 8>(sums[0], acc, now.scale[0], now.scale2[0]);
-          start_rows<kN>(acc, now.x + 64 * 128 / 16, now.w);
+          start_rows<kN>(acc, now.x + 64 * 128, now.w);
         }
-        if (g + 1 < args.k_groups) next = prepare(g + 1);
+        const GroupOperands next = meanwhile();
         wgmma_wait<0>();
-        wgmma_fence(acc);
+        pin(acc);
         if (lane < 2) barrier_arrive_at(now.empty, lane);
         constexpr int kLast = Shared::kWaves - 1;
         if (kN != 128 && starts_in_half) {
@@ -362,8 +367,13 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
           add_rows<kN, 16>(sums[kLast], acc, now.scale[kLast], now.scale2[kLast]);
         }
         now = next;
-      }
-      if (more_follow) start_scales(following);
+      };
+      for (int g = 1; g < args.k_groups; ++g) step([&] { return prepare(g); });
+      step([&] {
+        if (kGrouping != Grouping::kContiguous) more_follow = walk.next(following);
+        if (more_follow) start_scales(following);
+        return now;
+      });
       int row_end = tile.group_rows;
       if (kGrouping == Grouping::kContiguous) {
         row_end = tile.row;
@@ -371,26 +381,24 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
         for (int i = 0; i < 4; ++i) row_end += __popc(__ballot_sync(0xffffffff, ids[i] >= 0));
       }
       const int y_group = kGrouping == Grouping::kContiguous ? 0 : tile.group;
-      if (lane == 0) store_wait_read();  // the last tile's results have left
-      __syncwarp();
+      if (leads) store_wait_read();  // the last tile's results have left
+      named_sync(1 + warpgroup, 128);
+#pragma unroll
+      for (int wave = 0; wave < Shared::kWaves; ++wave) stage_rows<kN>(sums[wave], group_out + wave * Shared::kOutWave);
+      fence_async_shared();
+      named_sync(1 + warpgroup, 128);
 #pragma unroll
       for (int wave = 0; wave < Shared::kWaves; ++wave) {
-        const uint32_t wave_out = warp_out + wave * Shared::kOutWave;
-        const int row = tile.row + wave * 64 + first_row;
-        stage_rows<kN>(sums[wave], wave_out);
-        if (row + 16 > row_end) {
-          __syncwarp();
+        const uint32_t wave_out = group_out + wave * Shared::kOutWave;
+        const int row = tile.row + first_row + wave * 64;
+        if (row + 64 > row_end) {
           __nv_bfloat16* y = static_cast<__nv_bfloat16*>(args.y) + y_group * args.y_group_stride;
-          write_some_rows<kN>(args, y, wave_out, row, row_end, column);
-          continue;
-        }
-        fence_to_copy_engine();
-        __syncwarp();
-        if (lane == 0) {
+          write_some_rows<kN>(args, y, wave_out, row + warp % 4 * 16, row_end, column);
+        } else if (leads) {
 #pragma unroll
           for (int box = 0; box < kN / 64; ++box) {
             const int first = column + box * 64;
-            if (first < args.n) tma_store(&y_map, wave_out + box * 2048, first, row, y_group);
+            if (first < args.n) tma_store(&y_map, wave_out + box * 8192, first, row, y_group);
           }
           store_commit();
         }
@@ -398,8 +406,8 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       tile = following;
       more = more_follow;
     }
+    if (leads) store_wait_read();
   }
-  if (lane == 0) store_wait_read();
   __syncwarp();
   cluster_sync_relaxed();  // a block leaves when its peer no longer arrives at its barriers
 }

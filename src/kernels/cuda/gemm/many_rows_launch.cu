@@ -7,11 +7,12 @@ namespace {
 
 template <int kN, Grouping kGrouping, Share kShare>
 absl::Status launch(cudaStream_t stream, const GemmProblem& problem, int num_sms) {
+  using Shared = ManyRowsShared<kN>;
   MOESAIC_ASSIGN_OR_RETURN(const GemmMaps maps,
-                           make_gemm_maps(problem, kTileRows / 2, kTileRows, ManyRowsShared<kN>::kTileColumns / 2));
+                           make_gemm_maps(problem, kTileRows / 2, kTileRows, Shared::kTileColumns / 2));
   MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap y_map, make_y_map(problem));
   return launch_clusters(stream, many_rows_kernel<kN, kGrouping, kShare>, num_sms / 2 * 2, kManyRowsThreads,
-                         ManyRowsShared<kN>::kBytes, 2, kernel_args(problem), maps.x, maps.scales, maps.w, y_map);
+                         Shared::kBytes, 2, kernel_args(problem), maps.x, maps.scales, maps.w, y_map);
 }
 
 }  // namespace
@@ -23,6 +24,7 @@ absl::Status launch_many_rows(cudaStream_t stream, const GemmProblem& problem, c
     case Grouping::kDense:
       if (weights && columns == 256) return launch<128, Grouping::kDense, Share::kWeights>(stream, problem, num_sms);
       if (weights && columns == 192) return launch<192, Grouping::kDense, Share::kWeights>(stream, problem, num_sms);
+      if (!weights && columns == 192) return launch<192, Grouping::kDense, Share::kRows>(stream, problem, num_sms);
       if (!weights && columns == 256) return launch<128, Grouping::kDense, Share::kRows>(stream, problem, num_sms);
       break;
     case Grouping::kContiguous:

@@ -7,11 +7,11 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/mla/hopper.cuh"
 #include "kernels/cuda/mla/mla_prefill.h"
-#include "kernels/cuda/mla/tensor_map.h"
-#include "kernels/cuda/mla/wgmma.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/wgmma.cuh"
 #include "tensor/cuda/cuda_error.h"
+#include "tensor/cuda/tensor_map.h"
 
 namespace moesaic::cuda {
 namespace {
