@@ -1,8 +1,11 @@
-// The planner. Every sequence costs its blocks and a fixed overhead; laid out one after the other on a line, the line
-// is cut into equal shares. Everything is a scan or a search, so one thread block needs a few microseconds.
+// The planner deals sequences out in order: a part takes whole ones while they fit, and of the next one as much as it
+// has room for. An item costs its blocks, rounded up to pairs, and a fixed overhead. Four warps try sizes of the parts
+// from the average on; the least that suffices is taken: for every part a cut loses at most one overhead, as does a
+// rest that is too small for another item. A step of dealing looks at 32 sequences at once; all else is a scan.
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <climits>
 
 #include "kernels/cuda/mla/decode_plan.h"
 #include "tensor/cuda/cuda_error.h"
@@ -12,6 +15,7 @@ namespace {
 
 constexpr int kPlanThreads = 256;
 constexpr int kMaxParts = kPlanThreads - 1;
+constexpr int kSizes = 4;  // that are tried; the overheads are even and at most 2 kSizes - 2: the largest suffices
 
 // Inclusive sums over the threads of the block.
 __device__ int block_scan(int value, int* shared) {
@@ -34,23 +38,38 @@ struct Boundary {
   int cuts, split;
 };
 
-// The boundary at `cost` on the line; ends[s] is where sequence s ends on it. A cut that would leave at most `snap`
-// blocks on one side moves to the sequence's border.
-__device__ Boundary find_boundary(const int* ends, int num_seqs, int overhead, int cost, int snap) {
-  int low = 0, high = num_seqs;  // first sequence that ends after `cost`
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (ends[middle] > cost)
-      high = middle;
-    else
-      low = middle + 1;
+__device__ __forceinline__ int num_blocks(int kv_len) {
+  return (max(kv_len, 0) + kMlaBlockTokens - 1) / kMlaBlockTokens;
+}
+__device__ __forceinline__ int pairs_up(int blocks) {
+  return (blocks + 1) & ~1;
+}
+
+// A warp deals to parts of `size`; ends[s] is the cost of sequences 0 .. s. Writes where parts 0 .. num_parts - 1
+// begin; true if they take everything. A cut leaves room for the overhead of the item before it.
+__device__ bool deal(const int* ends, int num_seqs, int num_parts, int overhead, int size, Boundary* begins) {
+  const int lane = threadIdx.x % 32;
+  int seq = 0, block = 0, spent = 0;  // `spent`: cost of what was dealt, less the second overhead of cut sequences
+  for (int part = 0; part < num_parts; ++part) {
+    if (lane == 0) begins[part] = {seq, block, 0, 0};
+    const int limit = spent + size - (block > 0 ? overhead : 0);
+    int ahead = 32;
+    while (ahead == 32) {
+      const int end = seq + lane < num_seqs ? ends[seq + lane] : INT_MAX;
+      ahead = __popc(__ballot_sync(0xffffffff, end <= limit));
+      if (ahead == 0) break;
+      spent = __shfl_sync(0xffffffff, end, ahead - 1);
+      seq += ahead;
+      block = 0;
+    }
+    if (seq == num_seqs) continue;
+    const int room = (limit - spent - (block > 0 ? 0 : overhead)) & ~1;
+    if (room > 0) {
+      spent += room + (block > 0 ? 0 : overhead);
+      block += room;
+    }
   }
-  if (low == num_seqs) return {num_seqs, 0, 0, 0};
-  const int begin = low > 0 ? ends[low - 1] : 0, num_blocks = ends[low] - begin - overhead;
-  const int block = cost - begin - overhead;
-  if (block <= snap) return {low, 0, 0, 0};
-  if (num_blocks - block <= snap) return {low + 1, 0, 0, 0};
-  return {low, block, 0, 0};
+  return seq == num_seqs;
 }
 
 __global__ void __launch_bounds__(kPlanThreads)
@@ -58,10 +77,11 @@ __global__ void __launch_bounds__(kPlanThreads)
                        int overhead) {
   extern __shared__ int ends[];  // [num_seqs]
   __shared__ int scan[kPlanThreads];
-  __shared__ Boundary boundaries[kPlanThreads];
+  __shared__ Boundary begins[kSizes][kPlanThreads];
+  __shared__ bool suffices[kSizes];
   const int thread = threadIdx.x;
   for (int seq = thread; seq < num_seqs; seq += kPlanThreads) {
-    ends[seq] = (max(kv_lens[seq], 0) + kMlaBlockTokens - 1) / kMlaBlockTokens + overhead;
+    ends[seq] = pairs_up(num_blocks(kv_lens[seq])) + overhead;
   }
   __syncthreads();
   const int run = (num_seqs + kPlanThreads - 1) / kPlanThreads, run_begin = min(thread * run, num_seqs);
@@ -72,11 +92,18 @@ __global__ void __launch_bounds__(kPlanThreads)
   for (int seq = run_begin; seq < run_end; ++seq) ends[seq] = end += ends[seq];
   __syncthreads();
 
-  const int share = max((ends[num_seqs - 1] + num_parts - 1) / num_parts, 1), snap = min(overhead / 2, share / 16);
-  Boundary own{num_seqs, 0, 0, 0};
-  if (thread < num_parts) own = find_boundary(ends, num_seqs, overhead, thread * share, snap);
-  boundaries[thread] = own;
+  if (thread / 32 < kSizes) {
+    const int which = thread / 32, average = pairs_up((ends[num_seqs - 1] + num_parts - 1) / num_parts);
+    const bool all = deal(ends, num_seqs, num_parts, overhead, average + 2 * which, begins[which]);
+    if (thread % 32 == 0) suffices[which] = all;
+  }
   __syncthreads();
+  int which = 0;
+  while (which < kSizes - 1 && !suffices[which]) ++which;
+  Boundary* boundaries = begins[which];
+  if (thread >= num_parts) boundaries[thread] = {num_seqs, 0, 0, 0};
+  __syncthreads();
+  Boundary own = boundaries[thread];
   const bool inside = own.block > 0;
   const bool first = inside && !(boundaries[thread - 1].seq == own.seq && boundaries[thread - 1].block > 0);
   const int counts = block_scan((inside ? 1 : 0) + (first ? 1 << 16 : 0), scan);
@@ -97,9 +124,9 @@ __global__ void __launch_bounds__(kPlanThreads)
   const Boundary next = boundaries[thread + 1];
   DecodePart part{own.seq + own.cuts, next.seq + next.cuts, {0, 0}, {}};
   for (int i = part.begin, seq = own.seq, begin = own.block; i < part.end; ++i, ++seq, begin = 0) {
-    const int num_blocks = ends[seq] - (seq > 0 ? ends[seq - 1] : 0) - overhead;
     const bool cut = seq == next.seq;
-    DecodeItem item{seq, begin, cut ? next.block : num_blocks, -1, kv_lens[seq], q_begin[seq], q_begin[seq + 1], 0};
+    const int kv_len = kv_lens[seq], end = cut ? next.block : num_blocks(kv_len);
+    DecodeItem item{seq, begin, end, -1, kv_len, q_begin[seq], q_begin[seq + 1], 0};
     item.q_len -= item.q_begin;
     if (begin > 0)
       item.slot = own.cuts + own.split - 1;
@@ -115,9 +142,8 @@ __global__ void __launch_bounds__(kPlanThreads)
 
 DecodeLayout decode_layout(const MlaDecodeShape& shape) {
   const int rows = static_cast<int>(shape.num_heads * shape.max_q_len);
-  const int widest = shape.cache_dtype == DType::kE4M3 ? 32 : 64;
   DecodeLayout layout{};
-  layout.tile_rows = rows <= 16 ? 16 : rows <= 32 ? 32 : widest;
+  layout.tile_rows = rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
   layout.num_tiles = (rows + layout.tile_rows - 1) / layout.tile_rows;
   layout.num_parts = std::clamp(shape.num_sms / layout.num_tiles, 1, kMaxParts);
   layout.item_overhead = layout.tile_rows == 64 ? 4 : 2;

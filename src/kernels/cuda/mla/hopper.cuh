@@ -75,6 +75,31 @@ __device__ __forceinline__ void tma_load_3d(uint32_t to, const CUtensorMap* map,
       : "memory");
 }
 
+// Brings num_bytes (a multiple of 16) of global memory into L2.
+__device__ __forceinline__ void prefetch_to_l2(const void* from, int num_bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(__cvta_generic_to_global(from)), "r"(num_bytes)
+               : "memory");
+}
+
+// ---- Ordinary loads and stores --------------------------------------------------------------------------------------
+
+// Passes L1 by.
+__device__ __forceinline__ uint4 load_global_once(const void* from) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(__cvta_generic_to_global(from)));
+  return value;
+}
+__device__ __forceinline__ float load_global_once_f32(const void* from) {
+  float value;
+  asm volatile("ld.global.nc.L1::no_allocate.f32 %0, [%1];\n" : "=f"(value) : "l"(__cvta_generic_to_global(from)));
+  return value;
+}
+__device__ __forceinline__ void store_shared(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 // ---- Registers, launches, arithmetic --------------------------------------------------------------------------------
 
 template <int n>
