@@ -7,11 +7,11 @@
 // in the order of k: the same bits in every run. Then a cluster has one tile; without, blocks walk over tiles.
 #pragma once
 
-#include "kernels/cuda/gemm/hopper.cuh"
 #include "kernels/cuda/gemm/kernel_args.h"
 #include "kernels/cuda/gemm/split_sums.cuh"
 #include "kernels/cuda/gemm/weight_scales.cuh"
-#include "kernels/cuda/gemm/wgmma.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/wgmma.cuh"
 
 namespace moesaic::cuda {
 
@@ -101,8 +101,8 @@ __device__ inline void write_columns(const KernelArgs& args, const ColumnTile& t
 #pragma unroll
     for (int t = 0; t < kOutTokens; t += 8) {
       const float* a = sums + (begin + t) / 2;
-      store_matrix_transposed(out + (t + lane % 8) * 32 + lane / 8 % 2 * 16, pack_bf16(a[0], a[1]),
-                              pack_bf16(a[2], a[3]));
+      store_matrices_transposed(out + (t + lane % 8) * 32 + lane / 8 % 2 * 16, pack_bf16(a[0], a[1]),
+                                pack_bf16(a[2], a[3]));
     }
     __syncwarp();
 #pragma unroll
@@ -135,13 +135,13 @@ __device__ inline void add_scaled(float (&sums)[kTokens / 2], const float (&acc)
 // Starts acc = W x^T of one k group: 64 rows of W at `w`, kTokens rows of x at `x`.
 template <int kTokens>
 __device__ inline void start_multiply(float (&acc)[kTokens / 2], uint32_t w, uint32_t x) {
-  const uint64_t w_descriptor = operand_descriptor(w), x_descriptor = operand_descriptor(x);
-  wgmma_fence(acc);
-  wgmma_arrive();
+  const WgmmaOperand w_operand = wgmma_operand(w), x_operand = wgmma_operand(x);
+  pin(acc);
+  wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) Wgmma<kTokens>::mma(acc, w_descriptor + k * 2, x_descriptor + k * 2, k > 0);
+  for (int k = 0; k < 4; ++k) wgmma_ss_e4m3<kTokens>(acc, w_operand + k * 32, x_operand + k * 32, k > 0);
   wgmma_commit();
-  wgmma_fence(acc);
+  pin(acc);
 }
 
 template <int kTokens, int kWarpgroups, Grouping kGrouping>
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kWarpgroups>::kThreads,
   };
 
   if (warp >= kWarpgroups * 4) {
-    if constexpr (Shared::kWholeSm) registers_lower<40>();
+    if constexpr (Shared::kWholeSm) fewer_registers<40>();
     if (warp == kWarpgroups * 4) {
       const bool elected = elect_one();
       if (elected) {
@@ -201,20 +201,19 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kWarpgroups>::kThreads,
       __syncwarp();
       named_arrive(kReady, kMathThreads + 32);
       if (elected) {
-        const uint64_t policy = streaming_policy();
         while (walk.next(tile)) {
           for (int g = k_begin; g < k_end; ++g, advance()) {
             const uint32_t ready = full + stage * 8;
-            barrier_wait(empty + stage * 8, phase ^ 1);
-            barrier_arrive_expect(ready, kStageBytes);
+            barrier_wait_short(empty + stage * 8, phase ^ 1);
+            barrier_expect(ready, kStageBytes);
             const uint32_t w = w_ring + stage * Shared::kStageW;
             if (tile.rows <= kTokens) {
-              tma_load(w, &w_map, ready, g * 128, tile.column, tile.group, policy);
+              tma_load_3d(w, &w_map, g * 128, tile.column, tile.group, ready, kEvictFirst);
             } else {
-              tma_load(w, &w_map, ready, g * 128, tile.column, tile.group);
+              tma_load_3d(w, &w_map, g * 128, tile.column, tile.group, ready);
             }
-            tma_load(x_ring + stage * Shared::kStageX, &x_map, ready, g * 128, tile.row, tile.group);
-            tma_load(scale_ring + stage * Shared::kStageScales, &scale_map, ready, tile.row, g, tile.group);
+            tma_load_3d(x_ring + stage * Shared::kStageX, &x_map, g * 128, tile.row, tile.group, ready);
+            tma_load_3d(scale_ring + stage * Shared::kStageScales, &scale_map, tile.row, g, tile.group, ready);
           }
           if (split > 1) break;
         }
@@ -228,7 +227,7 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kWarpgroups>::kThreads,
     return;
   }
 
-  if constexpr (Shared::kWholeSm) registers_raise<232>();
+  if constexpr (Shared::kWholeSm) more_registers<232>();
   named_sync(kReady, kMathThreads + 32);
   const int warpgroup = warp / 4;
   const int n_blocks = (args.n + 127) / 128;
@@ -240,13 +239,13 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kWarpgroups>::kThreads,
     w_scales.start(args.w_scales + (int64_t{tile.group} * n_blocks + block) * args.k_groups, k_begin, k_end);
     float sums[kTokens / 2] = {};
     const auto start = [&](float(&acc)[kTokens / 2]) {
-      barrier_wait(full + stage * 8, phase);
+      barrier_wait_short(full + stage * 8, phase);
       start_multiply<kTokens>(acc, w_ring + stage * Shared::kStageW + warpgroup * 64 * 128,
                               x_ring + stage * Shared::kStageX);
       advance();
     };
     const auto finish = [&](float(&acc)[kTokens / 2], int g) {
-      wgmma_fence(acc);
+      pin(acc);
       add_scaled<kTokens>(sums, acc, scale_ring + done * Shared::kStageScales + lane % 4 * 8, w_scales.get(g));
       __syncwarp();
       if (lane == 0) barrier_arrive(empty + done * 8);
@@ -295,7 +294,7 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kWarpgroups>::kThreads,
       const int token = i / 4 * 8 + lane % 4 * 2 + i % 2;
       store_shared_f32(base + token * Shared::kSumPitch + (n + i / 2 % 2 * 8) * 4, sums[i]);
     }
-    fence_to_copy_engine();
+    fence_async_shared();
     named_sync(kSummed, kMathThreads);
     cluster_wait();
     const SplitSums sum = {.own = base,
@@ -307,7 +306,7 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kWarpgroups>::kThreads,
                            .split = split,
                            .rank = rank};
     if (static_cast<int>(threadIdx.x) < split) sum.send(threadIdx.x);
-    barrier_wait(received, 0);
+    barrier_wait_short(received, 0);
     __syncwarp();
     cluster_arrive();  // what was sent to this block has been read
     __nv_bfloat16* y = static_cast<__nv_bfloat16*>(args.y) + tile.group * args.y_group_stride;

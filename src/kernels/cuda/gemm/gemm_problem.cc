@@ -1,44 +1,37 @@
 #include "kernels/cuda/gemm/gemm_problem.h"
 
-#include "kernels/cuda/gemm/tensor_map.h"
 #include "kernels/cuda/scales.h"
+#include "tensor/cuda/tensor_map.h"
 
 namespace moesaic::cuda {
+namespace {
+
+constexpr bool kSwizzled = true;  // as wgmma reads operands
+
+}  // namespace
 
 absl::StatusOr<GemmMaps> make_gemm_maps(const GemmProblem& problem, int x_box, int scale_box, int w_box) {
   const int64_t x_groups = problem.grouping == Grouping::kContiguous ? 1 : problem.groups;
   const int64_t k_groups = problem.k / kScaleGroup;
   const int64_t scale_stride = scale_row_stride(problem.rows);
   GemmMaps maps;
-  MOESAIC_ASSIGN_OR_RETURN(maps.x, make_tensor_map({.data = problem.x,
-                                                    .element_bytes = 1,
-                                                    .dims = {problem.k, problem.rows, x_groups},
-                                                    .strides = {problem.x_row_stride, problem.x_group_stride},
-                                                    .box = {kScaleGroup, x_box, 1},
-                                                    .swizzle = true}));
-  MOESAIC_ASSIGN_OR_RETURN(maps.scales, make_tensor_map({.data = problem.x_scales,
-                                                         .element_bytes = 4,
-                                                         .dims = {problem.rows, k_groups, x_groups},
-                                                         .strides = {scale_stride, scale_stride * k_groups},
-                                                         .box = {scale_box, 1, 1}}));
-  MOESAIC_ASSIGN_OR_RETURN(maps.w, make_tensor_map({.data = problem.w,
-                                                    .element_bytes = 1,
-                                                    .dims = {problem.k, problem.n, problem.groups},
-                                                    .strides = {problem.k, problem.n * problem.k},
-                                                    .box = {kScaleGroup, w_box, 1},
-                                                    .swizzle = true}));
+  MOESAIC_ASSIGN_OR_RETURN(
+      maps.x, make_tensor_map(problem.x, DType::kE4M3, {problem.k, problem.rows, x_groups},
+                              {problem.x_row_stride, problem.x_group_stride}, {kScaleGroup, x_box, 1}, kSwizzled));
+  MOESAIC_ASSIGN_OR_RETURN(
+      maps.scales, make_tensor_map(problem.x_scales, DType::kF32, {problem.rows, k_groups, x_groups},
+                                   {scale_stride * 4, scale_stride * 4 * k_groups}, {scale_box, 1, 1}, !kSwizzled));
+  MOESAIC_ASSIGN_OR_RETURN(maps.w,
+                           make_tensor_map(problem.w, DType::kE4M3, {problem.k, problem.n, problem.groups},
+                                           {problem.k, problem.n * problem.k}, {kScaleGroup, w_box, 1}, kSwizzled));
   return maps;
 }
 
 absl::StatusOr<CUtensorMap> make_y_map(const GemmProblem& problem) {
   const int64_t groups = problem.grouping == Grouping::kContiguous ? 1 : problem.groups;
-  return make_tensor_map(
-      {.data = problem.y,
-       .element_bytes = 2,
-       .dims = {problem.n, problem.rows, groups},
-       .strides = {problem.y_row_stride, groups == 1 ? problem.y_row_stride * problem.rows : problem.y_group_stride},
-       .box = {64, 16, 1},
-       .swizzle = true});
+  const int64_t group_stride = groups == 1 ? problem.y_row_stride * problem.rows : problem.y_group_stride;
+  return make_tensor_map(problem.y, DType::kBF16, {problem.n, problem.rows, groups},
+                         {problem.y_row_stride * 2, group_stride * 2}, {64, 16, 1}, kSwizzled);
 }
 
 KernelArgs kernel_args(const GemmProblem& problem) {

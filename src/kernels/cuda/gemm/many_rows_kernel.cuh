@@ -11,10 +11,10 @@
 // padding) steps through the ring's barriers all the same, so that its peer never waits for it.
 #pragma once
 
-#include "kernels/cuda/gemm/hopper.cuh"
 #include "kernels/cuda/gemm/kernel_args.h"
 #include "kernels/cuda/gemm/weight_scales.cuh"
-#include "kernels/cuda/gemm/wgmma.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/wgmma.cuh"
 
 namespace moesaic::cuda {
 
@@ -130,7 +130,7 @@ class RowTileWalk {
 
 // What a math warp needs of one k group.
 struct GroupOperands {
-  uint64_t x, w;       // descriptors of the first 64 rows and of the warpgroup's columns
+  WgmmaOperand x, w;   // the first 64 rows and the warpgroup's columns
   float scale[2][2];   // [wave][upper or lower of a thread's two rows]: x scale * weight scale
   float scale2[2][2];  // the same with the second block of weight scales
   uint32_t empty;      // barrier to arrive at when the group has been read
@@ -138,13 +138,13 @@ struct GroupOperands {
 
 // Starts acc = 64 rows of x times the transposed columns of w.
 template <int kN>
-__device__ inline void start_rows(float (&acc)[kN / 2], uint64_t x, uint64_t w) {
-  wgmma_fence(acc);
-  wgmma_arrive();
+__device__ inline void start_rows(float (&acc)[kN / 2], WgmmaOperand x, WgmmaOperand w) {
+  pin(acc);
+  wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) Wgmma<kN>::mma(acc, x + k * 2, w + k * 2, k > 0);
+  for (int k = 0; k < 4; ++k) wgmma_ss_e4m3<kN>(acc, x + k * 32, w + k * 32, k > 0);
   wgmma_commit();
-  wgmma_fence(acc);
+  pin(acc);
 }
 
 // sums += acc, scaled; the first kFirst times 8 columns have the first scales.
@@ -175,8 +175,8 @@ __device__ inline void stage_rows(const float* sums, uint32_t out) {
 #pragma unroll
   for (uint32_t unit = 0; unit < kN / 8; unit += 2) {
     const float* a = sums + unit * 4;
-    store_matrix(out + out_offset(row, unit + lane / 16), pack_bf16(a[0], a[1]), pack_bf16(a[2], a[3]),
-                 pack_bf16(a[4], a[5]), pack_bf16(a[6], a[7]));
+    store_matrices(out + out_offset(row, unit + lane / 16), pack_bf16(a[0], a[1]), pack_bf16(a[2], a[3]),
+                   pack_bf16(a[4], a[5]), pack_bf16(a[6], a[7]));
   }
 }
 
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
   };
 
   if (warp >= 8) {
-    registers_lower<40>();
+    fewer_registers<40>();
     if (warp == 8 && elect_one()) {
       while (walk.next(tile)) {
         const bool active = is_active<kGrouping>(args, tile), shared = is_shared<kGrouping>(tile);
@@ -247,40 +247,40 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
           const uint32_t ready = full + stage * 8;
           const uint32_t x = x_ring + stage * Shared::kStageX;
           const uint32_t w = w_ring + stage * Shared::kStageW;
-          barrier_wait(empty + stage * 8, phase ^ 1);
+          barrier_wait_short(empty + stage * 8, phase ^ 1);
           if (!active) {
             barrier_arrive(ready);
             continue;
           }
-          barrier_arrive_expect(ready, kStageBytes);
-          tma_load(scale_ring + stage * Shared::kStageScales, &scale_map, ready, tile.row, g, x_group);
+          barrier_expect(ready, kStageBytes);
+          tma_load_3d(scale_ring + stage * Shared::kStageScales, &scale_map, tile.row, g, x_group, ready);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const uint32_t x_half = x + half * Shared::kStageX / 2;
             const int x_row = tile.row + half * 64;
             if (kShare == Share::kWeights || !shared) {
-              tma_load(x_half, &x_map, ready, g * 128, x_row, x_group);
+              tma_load_3d(x_half, &x_map, g * 128, x_row, x_group, ready);
             } else if (half == rank) {
-              tma_load_multicast(x_half, &x_map, ready, g * 128, x_row, x_group, 3);
+              tma_load_multicast(x_half, &x_map, g * 128, x_row, x_group, ready, 3);
             }
             const uint32_t w_half = w + half * Shared::kStageW / 2;
             const int w_row = tile.column + half * Shared::kTileColumns / 2;
             if (kShare == Share::kRows || !shared) {
-              tma_load(w_half, &w_map, ready, g * 128, w_row, tile.group);
+              tma_load_3d(w_half, &w_map, g * 128, w_row, tile.group, ready);
             } else if (half == rank) {
-              tma_load_multicast(w_half, &w_map, ready, g * 128, w_row, tile.group, 3);
+              tma_load_multicast(w_half, &w_map, g * 128, w_row, tile.group, ready, 3);
             }
           }
         }
       }
     }
   } else {
-    registers_raise<232>();
+    more_registers<232>();
     const int warpgroup = warp / 4;
     const int first_row = (Shared::kByRows ? warpgroup * 64 : 0) + warp % 4 * 16;
     const int first_column = Shared::kByRows ? 0 : warpgroup * kN;
-    const uint64_t x_first = operand_descriptor(x_ring + (Shared::kByRows ? warpgroup * 64 * 128 : 0));
-    const uint64_t w_first = operand_descriptor(w_ring + first_column * 128);
+    const WgmmaOperand x_first = wgmma_operand(x_ring + (Shared::kByRows ? warpgroup * 64 * 128 : 0));
+    const WgmmaOperand w_first = wgmma_operand(w_ring + first_column * 128);
     const uint32_t warp_out = out + warp * Shared::kWaves * Shared::kOutWave;
     const int n_blocks = (args.n + 127) / 128;
     WeightScales w_scales, w_scales2;
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       GroupOperands operands;
       const float w_scale = w_scales.get(g);
       const float w_scale2 = kN != 128 ? w_scales2.get(g) : w_scale;
-      barrier_wait(full + stage * 8, phase);
+      barrier_wait_short(full + stage * 8, phase);
       const uint32_t x_scales = scale_ring + stage * Shared::kStageScales + (first_row + lane / 4) * 4;
 #pragma unroll
       for (int i = 0; i < 2 * Shared::kWaves; ++i) {
@@ -309,8 +309,8 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
         operands.scale[i / 2][i % 2] = x_scale * w_scale;
         operands.scale2[i / 2][i % 2] = x_scale * w_scale2;
       }
-      operands.x = x_first + stage * (Shared::kStageX / 16);
-      operands.w = w_first + stage * (Shared::kStageW / 16);
+      operands.x = x_first + stage * Shared::kStageX;
+      operands.w = w_first + stage * Shared::kStageW;
       operands.empty = empty + stage * 8;
       advance();
       return operands;
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       const int column = tile.column + first_column;
       if (!is_active<kGrouping>(args, tile) || column >= args.n) {
         for (int g = 0; g < args.k_groups; ++g, advance()) {
-          barrier_wait(full + stage * 8, phase);
+          barrier_wait_short(full + stage * 8, phase);
           if (lane < 2) barrier_arrive_at(empty + stage * 8, lane);
         }
         tile = following;
@@ -347,13 +347,13 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
         start_rows<kN>(acc, now.x, now.w);
         if constexpr (Shared::kWaves == 2) {
           wgmma_wait<0>();
-          wgmma_fence(acc);
+          pin(acc);
           add_rows<kN, kN / 8>(sums[0], acc, now.scale[0], now.scale2[0]);
-          start_rows<kN>(acc, now.x + 64 * 128 / 16, now.w);
+          start_rows<kN>(acc, now.x + 64 * 128, now.w);
         }
         if (g + 1 < args.k_groups) next = prepare(g + 1);
         wgmma_wait<0>();
-        wgmma_fence(acc);
+        pin(acc);
         if (lane < 2) barrier_arrive_at(now.empty, lane);
         constexpr int kLast = Shared::kWaves - 1;
         if (kN != 128 && starts_in_half) {
@@ -384,7 +384,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
           write_some_rows<kN>(args, y, wave_out, row, row_end, column);
           continue;
         }
-        fence_to_copy_engine();
+        fence_async_shared();
         __syncwarp();
         if (lane == 0) {
 #pragma unroll

@@ -3,8 +3,8 @@
 // in the order of k and writes the result. Copies by loads from distributed shared memory took four times as long.
 #pragma once
 
-#include "kernels/cuda/gemm/hopper.cuh"
 #include "kernels/cuda/gemm/kernel_args.h"
+#include "kernels/cuda/ptx.cuh"
 
 namespace moesaic::cuda {
 
@@ -27,7 +27,7 @@ struct SplitSums {
   // Thread `peer` sends to block `peer`; after all of this block's sums are written and fenced, and the peer's ring is
   // no longer in use. Thread 0 also says how much this block will receive.
   __device__ void send(int peer) const {
-    if (peer == 0) barrier_arrive_expect(barrier, (split - 1) * num_tokens(rank) * pitch);
+    if (peer == 0) barrier_expect(barrier, (split - 1) * num_tokens(rank) * pitch);
     const int bytes = num_tokens(peer) * pitch;
     if (peer == rank || bytes == 0) return;
     copy_to_block(received + rank * share * pitch, own + first_token(peer) * pitch, barrier, bytes, peer);

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/mla/decode_kernels.h"
-#include "kernels/cuda/mla/hopper.cuh"
+#include "kernels/cuda/ptx.cuh"
 #include "tensor/cuda/cuda_error.h"
 
 namespace moesaic::cuda {

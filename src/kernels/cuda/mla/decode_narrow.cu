@@ -5,11 +5,13 @@
 namespace moesaic::cuda {
 namespace {
 
-// Registers of a thread; the three add up to a third of what a multiprocessor has.
-template <bool kFp8>
-constexpr int kMathRegisters = kFp8 ? 208 : 232;
-template <bool kFp8>
-constexpr int kFillRegisters = kFp8 ? 96 : 48;
+// Registers of a thread: of the three warpgroups together 3 x 168, what the launch gives.
+template <int N, bool kFp8>
+constexpr int kMathRegisters = !kFp8     ? 232
+                               : N == 16 ? 184
+                                         : 208;
+template <int N, bool kFp8>
+constexpr int kFillRegisters = 3 * 168 - 2 * kMathRegisters<N, kFp8>;
 
 // The tile's rows of Q for the item that `num_before` items of the tile came before.
 template <int N>
@@ -56,7 +58,7 @@ __device__ __forceinline__ void convert_blocks(const DecodeParams& params, Narro
   Fp8Blocks blocks(params, part, tile * N);
   Fp8Converter converter(params.fp8_rows, thread);
   int taken = 0, num_queries = 0, loaded = -1;
-  for (; blocks[0].item >= 0; blocks.advance()) {
+  for (; blocks[0].exists(); blocks.advance()) {
     const Fp8Blocks::Block block = blocks[0];
     if (block.block < 0) continue;
     const int stage = taken % kNarrowStages, next = blocks[1].block;
@@ -70,12 +72,12 @@ __device__ __forceinline__ void convert_blocks(const DecodeParams& params, Narro
     }
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-      converter.convert(to + half * 4 * kTileBytes, block.num_keys, half == 0 ? block.block : next, half ^ 1);
-      if (half == 0 && block.first && thread == 0) {
-        load_query(shared, q_map, params.plan.items[block.item].q_begin * params.num_heads + tile * N, num_queries);
+      converter.convert(to + half * 4 * kTileBytes, block.num_keys(), half == 0 ? block.block : next, half ^ 1);
+      if (half == 0 && block.first() && thread == 0) {
+        load_query(shared, q_map, params.plan.items[block.item()].q_begin * params.num_heads + tile * N, num_queries);
       }
     }
-    if (block.first) ++num_queries;
+    if (block.first()) ++num_queries;
     if (thread % 32 == 0) barrier_arrive(full);
   }
 }
@@ -101,14 +103,14 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   const DecodePart part = params.plan.parts[blockIdx.y];
   const int warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup == 2) {
-    fewer_registers<kFillRegisters<kFp8>>();
+    fewer_registers<kFillRegisters<N, kFp8>>();
     if constexpr (kFp8)
       convert_blocks(params, shared, &q_map, &rows_map, tile, part);
     else if (threadIdx.x == 256)
       load_blocks(params, shared, &q_map, &rows_map, tile, part);
     return;
   }
-  more_registers<kMathRegisters<kFp8>>();
+  more_registers<kMathRegisters<N, kFp8>>();
   const int thread = threadIdx.x % 128;
   NarrowMath<N> math{params, shared, warpgroup, uniform(thread / 32), thread % 32, thread, 0};
   DecodeItem item = part.first;

@@ -7,8 +7,8 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/mla/decode_kernels.h"
-#include "kernels/cuda/mla/hopper.cuh"
-#include "kernels/cuda/mla/wgmma.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/wgmma.cuh"
 #include "tensor/cuda/cuda_error.h"
 
 namespace moesaic::cuda {

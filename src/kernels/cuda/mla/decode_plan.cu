@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <climits>
 
 #include "kernels/cuda/mla/decode_plan.h"
 #include "tensor/cuda/cuda_error.h"
@@ -15,6 +14,7 @@ namespace {
 
 constexpr int kPlanThreads = 256;
 constexpr int kMaxParts = kPlanThreads - 1;
+constexpr int kNoEnd = 1 << 30;
 constexpr int kSizes = 4;  // that are tried; the overheads are even and at most 2 kSizes - 2: the largest suffices
 
 // Inclusive sums over the threads of the block.
@@ -45,28 +45,25 @@ __device__ __forceinline__ int pairs_up(int blocks) {
   return (blocks + 1) & ~1;
 }
 
-// A warp deals to parts of `size`; ends[s] is the cost of sequences 0 .. s. Writes where parts 0 .. num_parts - 1
-// begin; true if they take everything. A cut leaves room for the overhead of the item before it.
+// A warp deals to parts of `size`; ends[s] is the cost of sequences 0 .. s, ends[-1] 0, 32 more ends have no limit.
+// Writes where parts 0 .. num_parts - 1 begin; true if they take everything. Each lane works out how the part ends if
+// its sequence is the first that does not fit.
 __device__ bool deal(const int* ends, int num_seqs, int num_parts, int overhead, int size, Boundary* begins) {
   const int lane = threadIdx.x % 32;
-  int seq = 0, block = 0, spent = 0;  // `spent`: cost of what was dealt, less the second overhead of cut sequences
+  int seq = 0, block = 0, at = overhead;  // the next block, and where it is on the line of costs
   for (int part = 0; part < num_parts; ++part) {
-    if (lane == 0) begins[part] = {seq, block, 0, 0};
-    const int limit = spent + size - (block > 0 ? overhead : 0);
-    int ahead = 32;
-    while (ahead == 32) {
-      const int end = seq + lane < num_seqs ? ends[seq + lane] : INT_MAX;
-      ahead = __popc(__ballot_sync(0xffffffff, end <= limit));
-      if (ahead == 0) break;
-      spent = __shfl_sync(0xffffffff, end, ahead - 1);
-      seq += ahead;
-      block = 0;
-    }
-    if (seq == num_seqs) continue;
-    const int room = (limit - spent - (block > 0 ? 0 : overhead)) & ~1;
-    if (room > 0) {
-      spent += room + (block > 0 ? 0 : overhead);
-      block += room;
+    begins[part] = {seq, block, 0, 0};
+    const int limit = at + size - overhead;
+    unsigned misfits = 0;
+    while (misfits == 0) {
+      const int end = ends[seq + lane], begin = lane == 0 ? at : ends[seq + lane - 1] + overhead;
+      const int room = seq + lane < num_seqs ? max((limit - begin) & ~1, 0) : 0;
+      const int next_block = (lane == 0 ? block : 0) + room;
+      misfits = __ballot_sync(0xffffffff, end > limit);
+      const int first = misfits == 0 ? 31 : __ffs(misfits) - 1;
+      at = __shfl_sync(0xffffffff, misfits == 0 ? end + overhead : begin + room, first);
+      block = __shfl_sync(0xffffffff, misfits == 0 ? 0 : next_block, first);
+      seq += misfits == 0 ? 32 : first;
     }
   }
   return seq == num_seqs;
@@ -75,7 +72,8 @@ __device__ bool deal(const int* ends, int num_seqs, int num_parts, int overhead,
 __global__ void __launch_bounds__(kPlanThreads)
     decode_plan_kernel(DecodePlan plan, const int* kv_lens, const int* q_begin, int num_seqs, int num_parts,
                        int overhead) {
-  extern __shared__ int ends[];  // [num_seqs]
+  extern __shared__ int line[];  // [1 + num_seqs + 32]
+  int* ends = line + 1;
   __shared__ int scan[kPlanThreads];
   __shared__ Boundary begins[kSizes][kPlanThreads];
   __shared__ bool suffices[kSizes];
@@ -83,6 +81,8 @@ __global__ void __launch_bounds__(kPlanThreads)
   for (int seq = thread; seq < num_seqs; seq += kPlanThreads) {
     ends[seq] = pairs_up(num_blocks(kv_lens[seq])) + overhead;
   }
+  if (thread == 0) line[0] = 0;
+  if (thread < 32) ends[num_seqs + thread] = kNoEnd;
   __syncthreads();
   const int run = (num_seqs + kPlanThreads - 1) / kPlanThreads, run_begin = min(thread * run, num_seqs);
   const int run_end = min(run_begin + run, num_seqs);
@@ -191,9 +191,9 @@ absl::Status mla_decode_plan(cudaStream_t stream, const MlaDecodeShape& shape, c
   MOESAIC_CHECK_GE(plan.num_bytes(), mla_decode_plan_bytes(shape));
   const DecodeLayout layout = decode_layout(shape);
   const int num_seqs = static_cast<int>(shape.num_seqs);
-  decode_plan_kernel<<<1, kPlanThreads, num_seqs * sizeof(int), stream>>>(plan_view(plan.raw(), layout.num_parts),
-                                                                          kv_lens.i32(), q_begin.i32(), num_seqs,
-                                                                          layout.num_parts, layout.item_overhead);
+  decode_plan_kernel<<<1, kPlanThreads, (num_seqs + 33) * sizeof(int), stream>>>(
+      plan_view(plan.raw(), layout.num_parts), kv_lens.i32(), q_begin.i32(), num_seqs, layout.num_parts,
+      layout.item_overhead);
   return to_status(cudaGetLastError(), "launching the MLA decode planner");
 }
 

@@ -254,13 +254,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const DecodePart part = params.plan.parts[blockIdx.y];
   const int warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup == 2) {
-    fewer_registers<kFp8 ? 96 : 32>();
+    fewer_registers<kFp8 ? 88 : 40>();
     if constexpr (kFp8)
       convert(params, &q_map, &rows_map, shared, at, tile, part);
     else if (threadIdx.x == kMathThreads)
       load(params, &q_map, &rows_map, shared, at, tile, part);
   } else {
-    more_registers<kFp8 ? 208 : 240>();
+    more_registers<kFp8 ? 208 : 232>();
     const int thread = threadIdx.x % 128;
     Math math{params, shared, at, uniform(thread / 32), thread % 32, thread};
     while (true) {

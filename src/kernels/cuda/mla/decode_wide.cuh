@@ -7,8 +7,8 @@
 #include <cstddef>
 
 #include "kernels/cuda/mla/decode_kernels.h"
-#include "kernels/cuda/mla/hopper.cuh"
-#include "kernels/cuda/mla/wgmma.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/wgmma.cuh"
 
 namespace moesaic::cuda::wide {
 

@@ -32,6 +32,7 @@ __device__ __forceinline__ void load(const DecodeParams& params, const CUtensorM
   uint32_t q_parity = 0, parity[2] = {0, 0};
   // A fresh barrier lets the first wait, for the phase before, pass.
   const auto refill = [&](int which, int first, int last, int row) {
+#pragma unroll 1
     for (int t = first; t < last; ++t) {
       barrier_expect(at.full(which, t), kTile);
       tma_load_3d(at.block(which) + t * kTile, rows_map, 0, row, t, at.full(which, t), kEvictFirst);
@@ -78,14 +79,14 @@ __device__ __forceinline__ void convert(const DecodeParams& params, const CUtens
   Fp8Converter converter(params.fp8_rows, thread);
   uint32_t q_parity = 0, parities = 0;  // of both blocks' waits, a bit each
   int loaded = -1;
-  while (blocks[0].item >= 0) {
+  while (blocks[0].exists()) {
     const Fp8Blocks::Block block0 = blocks[0], block1 = blocks[1];
-    if (block0.first && thread == 0) {
-      hand_item(params, q_map, shared, at, tile, params.plan.items[block0.item], q_parity);
+    if (block0.first() && thread == 0) {
+      hand_item(params, q_map, shared, at, tile, params.plan.items[block0.item()], q_parity);
     }
     blocks.advance();
     if (block0.block < 0) continue;
-    const bool pair = !block1.first;
+    const bool pair = block1.exists() && !block1.first();
     if (loaded < 0) converter.load(block0.block, 0);
     // Halves of the blocks: left of 0, right of 1, right of 0, left of 1.
     const auto half_of = [](int step) { return (step + 1) / 2 % 2; };
@@ -105,7 +106,7 @@ __device__ __forceinline__ void convert(const DecodeParams& params, const CUtens
         parities ^= 1 << which;
         loaded = next;
       }
-      converter.convert(at.block(which) + half * 4 * kTile, block.num_keys, next,
+      converter.convert(at.block(which) + half * 4 * kTile, block.num_keys(), next,
                         next_step > 3 ? 0 : half_of(next_step));
       if (thread % 32 < 4) barrier_arrive(at.full(which, half * 4 + thread % 32));
     }

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/mla/decode_kernels.h"
-#include "kernels/cuda/mla/hopper.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace moesaic::cuda {
 
@@ -15,24 +15,22 @@ constexpr int kFp8BlockBytes = kMlaBlockTokens * kMlaFp8RowBytes;
 constexpr int kFp8KeysOffset = kMlaLatentDim + 16;  // of the rotated keys in a row, in bytes
 
 // The blocks of a part in order, some ahead: [0] is the one that is converted next, [1] the one whose loads follow, [2]
-// is announced to L2, and of [3] the entry of the block table is on its way. All threads of the warpgroup have the
-// same.
+// was announced to L2. All threads of the warpgroup have the same.
 class Fp8Blocks {
  public:
   struct Block {
-    int block;     // of the cache; -1: the item has none
-    int num_keys;  // from here to the sequence's end; may exceed 64
-    int item;      // index in the plan; -1: no more blocks
-    bool first;    // of its item
+    int block;  // of the cache, or -1: the item has none
+    int rest;   // item in the plan * 256 + (128 if it is the item's first) + keys (at most 64), or -1: no more blocks
+    __device__ __forceinline__ bool exists() const { return rest >= 0; }
+    __device__ __forceinline__ bool first() const { return (rest & 128) != 0; }
+    __device__ __forceinline__ int item() const { return rest >> 8; }
+    __device__ __forceinline__ int num_keys() const { return rest & 127; }
   };
 
   __device__ __forceinline__ Fp8Blocks(const DecodeParams& params, const DecodePart& part, int first_row)
       : params_(params), first_row_(first_row), next_item_(part.begin), end_(part.end) {
-#pragma unroll
-    for (Block& block : ahead_) {
-      block = take();
-      announce(block);
-    }
+#pragma unroll 1
+    for (int i = 0; i < 3; ++i) advance();
   }
 
   __device__ __forceinline__ const Block& operator[](int i) const {
@@ -41,38 +39,38 @@ class Fp8Blocks {
   __device__ __forceinline__ void advance() {
     ahead_[0] = ahead_[1];
     ahead_[1] = ahead_[2];
-    ahead_[2] = ahead_[3];
-    announce(ahead_[2]);
-    ahead_[3] = take();
+    ahead_[2] = take();
+    if (threadIdx.x % 128 == 0 && ahead_[2].block >= 0) {
+      prefetch_to_l2(params_.fp8_rows + int64_t{ahead_[2].block} * kFp8BlockBytes, kFp8BlockBytes);
+    }
   }
 
  private:
   __device__ __forceinline__ Block take() {
-    bool first = false;
-    if (block_ >= item_.block_end) {
+    int first = 0;
+    if (block_ >= block_end_) {
+      DecodeItem item;
       do {
-        if (next_item_ >= end_) return {-1, 0, -1, true};
-        item_ = params_.plan.items[next_item_++];
-      } while (item_.q_len * params_.num_heads <= first_row_);
-      block_ = item_.block_begin;
-      first = true;
-      if (block_ >= item_.block_end) return {-1, 0, next_item_ - 1, true};
+        if (next_item_ >= end_) return {-1, -1};
+        item = params_.plan.items[next_item_++];
+      } while (item.q_len * params_.num_heads <= first_row_);
+      block_ = item.block_begin;
+      block_end_ = item.block_end;
+      seq_ = item.seq;
+      num_keys_ = item.kv_len - block_ * kMlaBlockTokens;
+      first = 128;
+      if (block_ >= block_end_) return {-1, (next_item_ - 1) * 256 + first};
     }
-    const int block = params_.block_table[item_.seq * params_.block_table_stride + block_];
-    const int num_keys = item_.kv_len - block_++ * kMlaBlockTokens;
-    return {block, num_keys, next_item_ - 1, first};
-  }
-
-  __device__ __forceinline__ void announce(const Block& block) const {
-    if (threadIdx.x % 128 == 0 && block.block >= 0) {
-      prefetch_to_l2(params_.fp8_rows + int64_t{block.block} * kFp8BlockBytes, kFp8BlockBytes);
-    }
+    const int block = params_.block_table[seq_ * params_.block_table_stride + block_++];
+    const int num_keys = min(num_keys_, kMlaBlockTokens);
+    num_keys_ -= kMlaBlockTokens;
+    return {block, (next_item_ - 1) * 256 + first + num_keys};
   }
 
   const DecodeParams& params_;
-  int first_row_, next_item_, end_, block_ = 0;
-  DecodeItem item_{};
-  Block ahead_[4];
+  int first_row_, next_item_, end_;
+  int seq_ = 0, block_ = 0, block_end_ = 0, num_keys_ = 0;  // what comes next of the item before next_item_
+  Block ahead_[3] = {};
 };
 
 // Two e4m3 at the high bytes of the halves, as two bf16 times 2^-120.
@@ -94,69 +92,78 @@ __device__ __forceinline__ uint32_t multiply_add_bf16(uint32_t a, uint32_t b, ui
 
 // One of a warpgroup's threads. A unit of work is half of a block: 64 keys x 256 latents, four tiles. A thread has 16
 // latents of every second of a warp's 16 keys: a warp reads the 256 bytes of two keys at a time, and its stores meet no
-// bank twice.
+// bank twice. Of the scales it loads one of the warp's 32, key lane / 2, group lane % 2.
 class Fp8Converter {
  public:
-  __device__ __forceinline__ Fp8Converter(const uint8_t* rows, int thread) {
-    const int lane = thread % 32, key = thread / 32 * 16 + lane / 4 % 2, chunk = lane % 4 + lane / 8 * 4;
-    first_key_ = key;
-    latents_ = rows + key * kMlaFp8RowBytes + chunk * 16;
-    scales_ = rows + key * kMlaFp8RowBytes + kMlaLatentDim + chunk / 8 * 4;
-    to_ = lane / 8 * kTileBytes + key * 128 + ((lane % 4 * 2) ^ (key & 1)) * 16;
+  __device__ __forceinline__ Fp8Converter(const uint8_t* rows, int thread) : rows_(rows) {
+    const int lane = thread % 32, warp_key = thread / 32 * 16, odd = lane / 4 % 2;
+    latents_ = (warp_key + odd) * kMlaFp8RowBytes + (lane % 4 + lane / 8 * 4) * 16;
+    scales_ = (warp_key + lane / 2) * kMlaFp8RowBytes + kMlaLatentDim + lane % 2 * 4;
+    scale_key_ = warp_key + lane / 2;
+    scale_lane_ = 2 * odd + lane / 16;
+    to_ = lane / 8 * kTileBytes + (warp_key + odd) * 128 + ((lane % 4 * 2) ^ odd) * 16;
   }
 
   // Starts loading; nothing if there is no such block (-1).
   __device__ __forceinline__ void load(int block, int half) {
     if (block < 0) return;
-    const int64_t from = offset(block, half);
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) load_chunk(from, half, i);
+    for (int batch = 0; batch < 2; ++batch) load_batch(block, half, batch);
   }
 
   // Writes the half that was loaded last to the four tiles at `to`; latents of keys from `num_keys` on, which may hold
   // anything, become zeros. Meanwhile loads the next half, if there is one.
   __device__ __forceinline__ void convert(uint32_t to, int num_keys, int next_block, int next_half) {
-    const int64_t from = offset(next_block, next_half);
+    const float scale = scale_key_ < num_keys ? scale_ * 0x1p120f : 0.0f;
+    uint32_t scales = pack_bf16(scale, 0.0f);  // as two bf16
+    scales = pack_bf16(scale, scale - __uint_as_float(scales << 16));
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      const uint4 bytes = bytes_[i];
-      const float scale = first_key_ + 2 * i < num_keys ? scale_[i] * 0x1p120f : 0.0f;
-      if (next_block >= 0) load_chunk(from, next_half, i);
-      const uint32_t high = pack_bf16(scale, scale);
-      const float rest = scale - __uint_as_float(high << 16);
-      const uint32_t low = pack_bf16(rest, rest);
-      const uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
-      uint32_t values[8];
+    for (int batch = 0; batch < 2; ++batch) {
 #pragma unroll
-      for (int w = 0; w < 8; ++w) {
-        const uint32_t value = high_bytes_to_bf16(__byte_perm(words[w / 2], 0, w % 2 == 0 ? 0x1404 : 0x3424));
-        values[w] = multiply_add_bf16(value, high, multiply_bf16(value, low));
+      for (int i = batch * kBatch; i < (batch + 1) * kBatch; ++i) {
+        const uint32_t own = __shfl_sync(0xffffffff, scales, scale_lane_ + 4 * i);
+        const uint32_t high = __byte_perm(own, 0, 0x1010), low = __byte_perm(own, 0, 0x3232);
+        uint32_t values[8];
+#pragma unroll
+        for (int w = 0; w < 8; ++w) {
+          const uint32_t value = high_bytes_to_bf16(__byte_perm(words_[i][w / 2], 0, w % 2 == 0 ? 0x1404 : 0x3424));
+          values[w] = multiply_add_bf16(value, high, multiply_bf16(value, low));
+        }
+        const uint32_t address = (to + to_) ^ (i % 4 * 32);
+        store_shared(address + i * 256, values[0], values[1], values[2], values[3]);
+        store_shared((address ^ 16) + i * 256, values[4], values[5], values[6], values[7]);
       }
-      const uint32_t address = (to + to_) ^ (i % 4 * 32);
-      store_shared(address + i * 256, values[0], values[1], values[2], values[3]);
-      store_shared((address ^ 16) + i * 256, values[4], values[5], values[6], values[7]);
+      if (next_block >= 0) load_batch(next_block, next_half, batch);
     }
     fence_async_shared();
     __syncwarp();
   }
 
  private:
-  static constexpr int kChunks = 8;
+  // Chunks of 16 latents that a thread has of a half, and those that are loaded together: loads in flight are told
+  // apart by six counters only, so that waiting for one of many waits for those behind it too.
+  static constexpr int kChunks = 8, kBatch = 4;
 
-  static __device__ __forceinline__ int64_t offset(int block, int half) {
-    return int64_t{block} * kFp8BlockBytes + half * 256;
-  }
-  __device__ __forceinline__ void load_chunk(int64_t from, int half, int i) {
-    bytes_[i] = load_global_once(latents_ + from + i * 2 * kMlaFp8RowBytes);
-    scale_[i] = load_global_once_f32(scales_ + from - half * 248 + i * 2 * kMlaFp8RowBytes);
+  __device__ __forceinline__ void load_batch(int block, int half, int batch) {
+    const uint8_t* from = rows_ + int64_t{block} * kFp8BlockBytes;
+    if (batch == 0) scale_ = load_global_once_f32(from + scales_ + half * 8);
+    from += latents_ + half * 256;
+#pragma unroll
+    for (int i = batch * kBatch; i < (batch + 1) * kBatch; ++i) {
+      const uint4 bytes = load_global_once(from + i * 2 * kMlaFp8RowBytes);
+      words_[i][0] = bytes.x;
+      words_[i][1] = bytes.y;
+      words_[i][2] = bytes.z;
+      words_[i][3] = bytes.w;
+    }
   }
 
-  const uint8_t* latents_;
-  const uint8_t* scales_;
-  int first_key_;
+  const uint8_t* rows_;
+  int latents_, scales_;  // offsets of this thread's in a block
+  int scale_key_, scale_lane_;
   uint32_t to_;
-  uint4 bytes_[kChunks];
-  float scale_[kChunks];
+  uint32_t words_[kChunks][4];
+  float scale_;
 };
 
 }  // namespace moesaic::cuda

@@ -2,8 +2,8 @@
 #include "kernels/cuda/mla/mla_decode.h"
 
 #include "kernels/cuda/mla/decode_kernels.h"
-#include "kernels/cuda/mla/tensor_map.h"
 #include "tensor/cuda/cuda_error.h"
+#include "tensor/cuda/tensor_map.h"
 
 namespace moesaic::cuda {
 namespace {
