@@ -19,6 +19,7 @@ __device__ __forceinline__ void load_query(NarrowShared<N>& shared, const CUtens
   const uint32_t full = shared_address(&shared.q_full);
   barrier_wait(shared_address(&shared.q_empty), (num_before & 1) ^ 1);
   barrier_expect(full, 9 * N * 128);
+#pragma unroll 1
   for (int t = 0; t < 9; ++t) tma_load_2d(shared_address(shared.q[t]), q_map, t * 64, row, full, kEvictFirst);
 }
 
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   }
   more_registers<kMathRegisters<N, kFp8>>();
   const int thread = threadIdx.x % 128;
-  NarrowMath<N> math{params, shared, warpgroup, uniform(thread / 32), thread % 32, thread, 0};
+  NarrowMath<N> math{params, shared, kFp8, warpgroup, uniform(thread / 32), thread % 32, thread, 0};
   DecodeItem item = part.first;
   int taken = 0;
   for (int i = part.begin; i < part.end; ++i) {

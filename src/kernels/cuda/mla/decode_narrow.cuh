@@ -61,6 +61,7 @@ template <int N>
 struct NarrowMath {
   const DecodeParams& params;
   NarrowShared<N>& shared;
+  bool converted;  // the stages were filled by ordinary stores
   int warpgroup, warp, lane, thread;
   uint32_t q_parity;
 };
@@ -314,6 +315,7 @@ __device__ __forceinline__ void narrow_item(NarrowMath<N>& math, const NarrowTas
     stage = (first + b) % kStages;
     float s[N / 2], factor[kColumns];
     barrier_wait(shared_address(&math.shared.full[stage]), (first + b) / kStages & 1);
+    if (math.converted) fence_async_shared();
     narrow_scores(math, s, stage);
     if (b + 2 >= task.num_blocks) narrow_release(math, &math.shared.q_empty);
     narrow_mask(math, s, task, first_key);

@@ -47,7 +47,9 @@ class MlaDecodePlan : public test::CudaTest {
         ASSERT_EQ(item.block_begin, block);
         ASSERT_EQ(item.kv_len, kv_lens[seq]);
         const bool ends = item.block_end == num_blocks(kv_lens[seq]);
-        if (!ends) ASSERT_GT(item.block_end, block);
+        if (!ends) {
+          ASSERT_GT(item.block_end, block);
+        }
         ASSERT_LE(item.block_end, num_blocks(kv_lens[seq]));
         if (block == 0) slot_begin = slot;
         ASSERT_EQ(item.slot, block == 0 && ends ? -1 : slot++) << "sequence " << seq << ", block " << block;
@@ -65,7 +67,9 @@ class MlaDecodePlan : public test::CudaTest {
     }
     EXPECT_EQ(seq, num_seqs);
     ASSERT_LE(slot, layout.num_slots());
-    if (num_merges < layout.num_parts) EXPECT_EQ(plan.merges[num_merges].num_slots, 0);
+    if (num_merges < layout.num_parts) {
+      EXPECT_EQ(plan.merges[num_merges].num_slots, 0);
+    }
     EXPECT_LE(longest, (total + layout.num_parts - 1) / layout.num_parts + layout.item_overhead + 2);
   }
 };

@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                        const __grid_constant__ CUtensorMap rows_map) {
   extern __shared__ __align__(1024) uint8_t raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
-  const Layout at{shared_address(&shared)};
+  const Layout at{shared_address(&shared), kFp8};
   if (threadIdx.x == 0) {
     barrier_init(at.q_full(), 1);
     barrier_init(at.q_empty(), 8);

@@ -33,7 +33,8 @@ struct Shared {
 
 // Where things lie, as one register and constants.
 struct Layout {
-  uint32_t base;  // of Shared
+  uint32_t base;   // of Shared
+  bool converted;  // the latents' tiles are filled by ordinary stores, four at a time
   __device__ uint32_t q() const { return base + offsetof(Shared, q); }
   __device__ uint32_t block(int which) const { return base + offsetof(Shared, blocks) + which * kBlock; }
   __device__ uint32_t p(int which) const { return block(which) + 8 * kTile; }  // in place of the rope keys
@@ -56,6 +57,7 @@ __device__ __forceinline__ void scores(float (&s)[32], const Layout& at, int whi
 #pragma unroll
   for (int t = kFirst; t < kFirst + kCount; ++t) {
     barrier_wait(at.full(which, t), parity);
+    if (at.converted && (t == 0 || t == 4)) fence_async_shared();
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {

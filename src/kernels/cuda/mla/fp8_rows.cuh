@@ -112,7 +112,8 @@ class Fp8Converter {
   }
 
   // Writes the half that was loaded last to the four tiles at `to`; latents of keys from `num_keys` on, which may hold
-  // anything, become zeros. Meanwhile loads the next half, if there is one.
+  // anything, become zeros. Meanwhile loads the next half, if there is one. The fence to the async proxy is the
+  // readers': here it would wait for these loads.
   __device__ __forceinline__ void convert(uint32_t to, int num_keys, int next_block, int next_half) {
     const float scale = scale_key_ < num_keys ? scale_ * 0x1p120f : 0.0f;
     uint32_t scales = pack_bf16(scale, 0.0f);  // as two bf16
@@ -135,7 +136,6 @@ class Fp8Converter {
       }
       if (next_block >= 0) load_batch(next_block, next_half, batch);
     }
-    fence_async_shared();
     __syncwarp();
   }
 
