@@ -193,17 +193,25 @@ __device__ __forceinline__ void copy_to_block(uint32_t to, uint32_t from, uint32
 
 // ---- Global memory --------------------------------------------------------------------------------------------------
 
-// Of what no kernel writes meanwhile and nobody of this multiprocessor reads again: passes L1 by.
+__device__ __forceinline__ void prefetch_to_l1(const void* from) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(from)) : "memory");
+}
+
+// Of what nobody of this multiprocessor reads again: passes L1 by. Barriers keep the order, unlike that of .nc loads.
 __device__ __forceinline__ uint4 load_global_once(const void* from) {
   uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(__cvta_generic_to_global(from)));
+               : "l"(__cvta_generic_to_global(from))
+               : "memory");
   return value;
 }
 __device__ __forceinline__ float load_global_once_f32(const void* from) {
   float value;
-  asm volatile("ld.global.nc.L1::no_allocate.f32 %0, [%1];" : "=f"(value) : "l"(__cvta_generic_to_global(from)));
+  asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];"
+               : "=f"(value)
+               : "l"(__cvta_generic_to_global(from))
+               : "memory");
   return value;
 }
 

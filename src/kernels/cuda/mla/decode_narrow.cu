@@ -58,14 +58,12 @@ __device__ __forceinline__ void convert_blocks(const DecodeParams& params, Narro
   const int thread = threadIdx.x % 128;
   Fp8Blocks blocks(params, part, tile * N);
   Fp8Converter converter(params.fp8_rows, thread);
-  int taken = 0, num_queries = 0, loaded = -1;
+  int taken = 0, num_queries = 0;
+  if (blocks[0].exists()) converter.load(blocks[0].block, 0);
   for (; blocks[0].exists(); blocks.advance()) {
     const Fp8Blocks::Block block = blocks[0];
-    if (block.block < 0) continue;
     const int stage = taken % kNarrowStages, next = blocks[1].block;
     const uint32_t full = shared_address(&shared.full[stage]), to = shared_address(shared.stages[stage]);
-    if (loaded < 0) converter.load(block.block, 0);
-    loaded = next;
     barrier_wait(shared_address(&shared.empty[stage]), (taken++ / kNarrowStages & 1) ^ 1);
     if (thread == 0) {
       barrier_expect(full, kTileBytes);

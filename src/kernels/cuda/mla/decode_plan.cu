@@ -31,11 +31,14 @@ __device__ int block_scan(int value, int* shared) {
   return shared[threadIdx.x];
 }
 
-// Where a share begins. `cuts` counts the boundaries up to here that lie inside a sequence, `split` the sequences that
+// Where a part begins. `cuts` counts the boundaries up to here that lie inside a sequence, `split` the sequences that
 // have such.
 struct Boundary {
   int seq, block;
   int cuts, split;
+};
+struct Begin {
+  int seq, block;
 };
 
 __device__ __forceinline__ int num_blocks(int kv_len) {
@@ -48,11 +51,11 @@ __device__ __forceinline__ int pairs_up(int blocks) {
 // A warp deals to parts of `size`; ends[s] is the cost of sequences 0 .. s, ends[-1] 0, 32 more ends have no limit.
 // Writes where parts 0 .. num_parts - 1 begin; true if they take everything. Each lane works out how the part ends if
 // its sequence is the first that does not fit.
-__device__ bool deal(const int* ends, int num_seqs, int num_parts, int overhead, int size, Boundary* begins) {
+__device__ bool deal(const int* ends, int num_seqs, int num_parts, int overhead, int size, Begin* begins) {
   const int lane = threadIdx.x % 32;
   int seq = 0, block = 0, at = overhead;  // the next block, and where it is on the line of costs
   for (int part = 0; part < num_parts; ++part) {
-    begins[part] = {seq, block, 0, 0};
+    begins[part] = {seq, block};
     const int limit = at + size - overhead;
     unsigned misfits = 0;
     while (misfits == 0) {
@@ -75,7 +78,8 @@ __global__ void __launch_bounds__(kPlanThreads)
   extern __shared__ int line[];  // [1 + num_seqs + 32]
   int* ends = line + 1;
   __shared__ int scan[kPlanThreads];
-  __shared__ Boundary begins[kSizes][kPlanThreads];
+  __shared__ Begin begins[kSizes][kPlanThreads];
+  __shared__ Boundary boundaries[kPlanThreads];
   __shared__ bool suffices[kSizes];
   const int thread = threadIdx.x;
   for (int seq = thread; seq < num_seqs; seq += kPlanThreads) {
@@ -100,10 +104,10 @@ __global__ void __launch_bounds__(kPlanThreads)
   __syncthreads();
   int which = 0;
   while (which < kSizes - 1 && !suffices[which]) ++which;
-  Boundary* boundaries = begins[which];
-  if (thread >= num_parts) boundaries[thread] = {num_seqs, 0, 0, 0};
+  Boundary own{num_seqs, 0, 0, 0};
+  if (thread < num_parts) own = {begins[which][thread].seq, begins[which][thread].block, 0, 0};
+  boundaries[thread] = own;
   __syncthreads();
-  Boundary own = boundaries[thread];
   const bool inside = own.block > 0;
   const bool first = inside && !(boundaries[thread - 1].seq == own.seq && boundaries[thread - 1].block > 0);
   const int counts = block_scan((inside ? 1 : 0) + (first ? 1 << 16 : 0), scan);

@@ -256,23 +256,25 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == 2) {
     fewer_registers<kFp8 ? 88 : 40>();
     if constexpr (kFp8)
-      convert(params, &q_map, &rows_map, shared, at, tile, part);
+      convert(params, &q_map, &rows_map, at, tile, part);
     else if (threadIdx.x == kMathThreads)
-      load(params, &q_map, &rows_map, shared, at, tile, part);
+      load(params, &q_map, &rows_map, at, tile, part);
   } else {
     more_registers<kFp8 ? 208 : 232>();
     const int thread = threadIdx.x % 128;
     Math math{params, shared, at, uniform(thread / 32), thread % 32, thread};
-    while (true) {
-      barrier_wait(at.q_full(), math.q_parity);
-      math.q_parity ^= 1;
-      if (uniform(shared.item.seq) < 0) break;
-      const Task task = make_task(shared.item, params.num_heads, tile, math.warp, math.lane);
+    DecodeItem item = part.first;
+    for (int i = part.begin; i < part.end; ++i) {
+      if (i > part.begin) item = params.plan.items[i];
+      prefetch_to_l1(&params.plan.items[i + 1]);
+      const Task task = make_task(item, params.num_heads, tile, math.warp, math.lane);
+      if (task.num_rows <= 0) continue;
       if (task.num_blocks == 0) {
-        release(math, at.q_empty());
         write_zeros(params, task, threadIdx.x);
         continue;
       }
+      barrier_wait(at.q_full(), math.q_parity);
+      math.q_parity ^= 1;
       State state;
       if (warpgroup == 0)
         first_warpgroup(math, state, task);

@@ -25,7 +25,6 @@ struct Shared {
   uint8_t q[kBlock];
   uint8_t blocks[2][kBlock];
   float max[64], scale[2][64], sum[2][64];
-  DecodeItem item;  // the one whose Q is there; seq -1 ends the work
   uint64_t q_full, q_empty;
   uint64_t full[2][9];   // a tile of 64 columns each, so that products start before the block is whole
   uint64_t empty[2][2];  // the rope part falls free with the right one of block 0, with the left one of block 1

@@ -1,5 +1,4 @@
-// Who fills shared memory for the wide decode kernel, and hands the items to the math threads with their Q: one thread
-// where rows are bf16, a warpgroup where they are FP8.
+// Who fills shared memory for the wide decode kernel: one thread where rows are bf16, a warpgroup where they are FP8.
 #pragma once
 
 #include "kernels/cuda/mla/decode_wide.cuh"
@@ -8,27 +7,20 @@
 namespace moesaic::cuda::wide {
 
 // By one thread, as soon as the math threads are done with the Q of the item before.
-__device__ __forceinline__ void hand_item(const DecodeParams& params, const CUtensorMap* q_map, Shared& shared,
-                                          const Layout& at, int tile, const DecodeItem& item, uint32_t& q_parity) {
+__device__ __forceinline__ void load_query(const DecodeParams& params, const CUtensorMap* q_map, const Layout& at,
+                                           int tile, int q_begin, uint32_t& q_parity) {
   barrier_wait(at.q_empty(), q_parity ^ 1);
   q_parity ^= 1;
-  shared.item = item;
-  if (item.block_begin == item.block_end) return barrier_arrive(at.q_full());
   barrier_expect(at.q_full(), kBlock);
+#pragma unroll 1
   for (int t = 0; t < 9; ++t) {
-    tma_load_2d(at.q() + t * kTile, q_map, t * 64, item.q_begin * params.num_heads + tile * 64, at.q_full(),
-                kEvictFirst);
+    tma_load_2d(at.q() + t * kTile, q_map, t * 64, q_begin * params.num_heads + tile * 64, at.q_full(), kEvictFirst);
   }
-}
-__device__ __forceinline__ void hand_end(Shared& shared, const Layout& at, uint32_t q_parity) {
-  barrier_wait(at.q_empty(), q_parity ^ 1);
-  shared.item.seq = -1;
-  barrier_arrive(at.q_full());
 }
 
 // One thread loads everything, in the order in which the space falls free.
 __device__ __forceinline__ void load(const DecodeParams& params, const CUtensorMap* q_map, const CUtensorMap* rows_map,
-                                     Shared& shared, const Layout& at, int tile, const DecodePart& part) {
+                                     const Layout& at, int tile, const DecodePart& part) {
   uint32_t q_parity = 0, parity[2] = {0, 0};
   // A fresh barrier lets the first wait, for the phase before, pass.
   const auto refill = [&](int which, int first, int last, int row) {
@@ -45,7 +37,7 @@ __device__ __forceinline__ void load(const DecodeParams& params, const CUtensorM
     const int* table = params.block_table + item.seq * params.block_table_stride;
     const auto row_of = [&](int b) { return b < item.block_end ? table[b] * 64 : -1; };
     int row0 = row_of(item.block_begin), row1 = row_of(item.block_begin + 1);
-    hand_item(params, q_map, shared, at, tile, item, q_parity);
+    if (item.block_begin < item.block_end) load_query(params, q_map, at, tile, item.q_begin, q_parity);
     for (int b = item.block_begin; b < item.block_end; b += 2) {
       const int next0 = row_of(b + 2), next1 = row_of(b + 3);
       barrier_wait(at.empty(0, kLeft), parity[0] ^ 1);
@@ -67,27 +59,24 @@ __device__ __forceinline__ void load(const DecodeParams& params, const CUtensorM
       row1 = next1;
     }
   }
-  hand_end(shared, at, q_parity);
 }
 
 // A warpgroup converts FP8 rows, in the same order.
 __device__ __forceinline__ void convert(const DecodeParams& params, const CUtensorMap* q_map,
-                                        const CUtensorMap* rows_map, Shared& shared, const Layout& at, int tile,
+                                        const CUtensorMap* rows_map, const Layout& at, int tile,
                                         const DecodePart& part) {
   const int thread = threadIdx.x % 128;
   Fp8Blocks blocks(params, part, tile * 64);
   Fp8Converter converter(params.fp8_rows, thread);
   uint32_t q_parity = 0, parities = 0;  // of both blocks' waits, a bit each
-  int loaded = -1;
+  if (blocks[0].exists()) converter.load(blocks[0].block, 0);
   while (blocks[0].exists()) {
     const Fp8Blocks::Block block0 = blocks[0], block1 = blocks[1];
     if (block0.first() && thread == 0) {
-      hand_item(params, q_map, shared, at, tile, params.plan.items[block0.item()], q_parity);
+      load_query(params, q_map, at, tile, params.plan.items[block0.item()].q_begin, q_parity);
     }
     blocks.advance();
-    if (block0.block < 0) continue;
     const bool pair = block1.exists() && !block1.first();
-    if (loaded < 0) converter.load(block0.block, 0);
     // Halves of the blocks: left of 0, right of 1, right of 0, left of 1.
     const auto half_of = [](int step) { return (step + 1) / 2 % 2; };
 #pragma unroll 1
@@ -104,14 +93,12 @@ __device__ __forceinline__ void convert(const DecodeParams& params, const CUtens
           tma_load_2d(at.block(which) + 8 * kTile, rows_map, kFp8KeysOffset, block.block * 64, full, kEvictFirst);
         }
         parities ^= 1 << which;
-        loaded = next;
       }
       converter.convert(at.block(which) + half * 4 * kTile, block.num_keys(), next,
                         next_step > 3 ? 0 : half_of(next_step));
       if (thread % 32 < 4) barrier_arrive(at.full(which, half * 4 + thread % 32));
     }
   }
-  if (thread == 0) hand_end(shared, at, q_parity);
 }
 
 }  // namespace moesaic::cuda::wide

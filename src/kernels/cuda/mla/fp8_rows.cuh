@@ -12,6 +12,7 @@
 namespace moesaic::cuda {
 
 constexpr int kFp8BlockBytes = kMlaBlockTokens * kMlaFp8RowBytes;
+constexpr int kFp8Barrier = 8;                      // named, of the warpgroup
 constexpr int kFp8KeysOffset = kMlaLatentDim + 16;  // of the rotated keys in a row, in bytes
 
 // The blocks of a part in order, some ahead: [0] is the one that is converted next, [1] the one whose loads follow, [2]
@@ -19,9 +20,9 @@ constexpr int kFp8KeysOffset = kMlaLatentDim + 16;  // of the rotated keys in a 
 class Fp8Blocks {
  public:
   struct Block {
-    int block;  // of the cache, or -1: the item has none
-    int rest;   // item in the plan * 256 + (128 if it is the item's first) + keys (at most 64), or -1: no more blocks
-    __device__ __forceinline__ bool exists() const { return rest >= 0; }
+    int block;  // of the cache, or -1: no more
+    int rest;   // item in the plan * 256 + (128 if it is the item's first) + keys (at most 64)
+    __device__ __forceinline__ bool exists() const { return block >= 0; }
     __device__ __forceinline__ bool first() const { return (rest & 128) != 0; }
     __device__ __forceinline__ int item() const { return rest >> 8; }
     __device__ __forceinline__ int num_keys() const { return rest & 127; }
@@ -40,7 +41,7 @@ class Fp8Blocks {
     ahead_[0] = ahead_[1];
     ahead_[1] = ahead_[2];
     ahead_[2] = take();
-    if (threadIdx.x % 128 == 0 && ahead_[2].block >= 0) {
+    if (threadIdx.x % 128 == 0 && ahead_[2].exists()) {
       prefetch_to_l2(params_.fp8_rows + int64_t{ahead_[2].block} * kFp8BlockBytes, kFp8BlockBytes);
     }
   }
@@ -48,18 +49,15 @@ class Fp8Blocks {
  private:
   __device__ __forceinline__ Block take() {
     int first = 0;
-    if (block_ >= block_end_) {
-      DecodeItem item;
-      do {
-        if (next_item_ >= end_) return {-1, -1};
-        item = params_.plan.items[next_item_++];
-      } while (item.q_len * params_.num_heads <= first_row_);
+    while (block_ >= block_end_) {
+      if (next_item_ >= end_) return {-1, 0};
+      const DecodeItem item = params_.plan.items[next_item_++];
+      if (item.q_len * params_.num_heads <= first_row_) continue;
       block_ = item.block_begin;
       block_end_ = item.block_end;
       seq_ = item.seq;
       num_keys_ = item.kv_len - block_ * kMlaBlockTokens;
       first = 128;
-      if (block_ >= block_end_) return {-1, (next_item_ - 1) * 256 + first};
     }
     const int block = params_.block_table[seq_ * params_.block_table_stride + block_++];
     const int num_keys = min(num_keys_, kMlaBlockTokens);
@@ -91,33 +89,33 @@ __device__ __forceinline__ uint32_t multiply_add_bf16(uint32_t a, uint32_t b, ui
 }
 
 // One of a warpgroup's threads. A unit of work is half of a block: 64 keys x 256 latents, four tiles. A thread has 16
-// latents of every second of a warp's 16 keys: a warp reads the 256 bytes of two keys at a time, and its stores meet no
-// bank twice. Of the scales it loads one of the warp's 32, key lane / 2, group lane % 2.
+// latents of every eighth key: a warp reads the 256 bytes of two keys at a time, and its stores meet no bank twice. Of
+// the scales it loads one of the 32 that its warp needs.
 class Fp8Converter {
  public:
   __device__ __forceinline__ Fp8Converter(const uint8_t* rows, int thread) : rows_(rows) {
-    const int lane = thread % 32, warp_key = thread / 32 * 16, odd = lane / 4 % 2;
-    latents_ = (warp_key + odd) * kMlaFp8RowBytes + (lane % 4 + lane / 8 * 4) * 16;
-    scales_ = (warp_key + lane / 2) * kMlaFp8RowBytes + kMlaLatentDim + lane % 2 * 4;
-    scale_key_ = warp_key + lane / 2;
-    scale_lane_ = 2 * odd + lane / 16;
-    to_ = lane / 8 * kTileBytes + (warp_key + odd) * 128 + ((lane % 4 * 2) ^ odd) * 16;
+    const int lane = thread % 32, warp = thread / 32, key = 2 * warp + lane / 4 % 2;
+    latents_ = key * kMlaFp8RowBytes + (lane % 4 + lane / 8 * 4) * 16;
+    to_ = lane / 8 * kTileBytes + key * 128 + ((lane % 4 * 2) ^ key) * 16;
+    scale_lane_ = lane / 4 % 2 * 2 + lane / 16;
+    scale_key_ = lane / 4 * 8 + 2 * warp + lane / 2 % 2;
+    scales_ = scale_key_ * kMlaFp8RowBytes + kMlaLatentDim + lane % 2 * 4;
   }
 
-  // Starts loading; nothing if there is no such block (-1).
+  // Starts loading.
   __device__ __forceinline__ void load(int block, int half) {
-    if (block < 0) return;
 #pragma unroll
     for (int batch = 0; batch < 2; ++batch) load_batch(block, half, batch);
   }
 
   // Writes the half that was loaded last to the four tiles at `to`; latents of keys from `num_keys` on, which may hold
-  // anything, become zeros. Meanwhile loads the next half, if there is one. The fence to the async proxy is the
-  // readers': here it would wait for these loads.
+  // anything, become zeros. Meanwhile loads the next half. The fence to the async
+  // proxy is the readers': here it would wait for these loads.
   __device__ __forceinline__ void convert(uint32_t to, int num_keys, int next_block, int next_half) {
     const float scale = scale_key_ < num_keys ? scale_ * 0x1p120f : 0.0f;
     uint32_t scales = pack_bf16(scale, 0.0f);  // as two bf16
     scales = pack_bf16(scale, scale - __uint_as_float(scales << 16));
+    const uint32_t even = to + to_, odd = even ^ 16;
 #pragma unroll
     for (int batch = 0; batch < 2; ++batch) {
 #pragma unroll
@@ -130,11 +128,14 @@ class Fp8Converter {
           const uint32_t value = high_bytes_to_bf16(__byte_perm(words_[i][w / 2], 0, w % 2 == 0 ? 0x1404 : 0x3424));
           values[w] = multiply_add_bf16(value, high, multiply_bf16(value, low));
         }
-        const uint32_t address = (to + to_) ^ (i % 4 * 32);
-        store_shared(address + i * 256, values[0], values[1], values[2], values[3]);
-        store_shared((address ^ 16) + i * 256, values[4], values[5], values[6], values[7]);
+        store_shared(even + i * 1024, values[0], values[1], values[2], values[3]);
+        store_shared(odd + i * 1024, values[4], values[5], values[6], values[7]);
       }
-      if (next_block >= 0) load_batch(next_block, next_half, batch);
+      // Between barriers the first batch's loads stay where they are; the compiler would let them sink behind the
+      // second batch, and no time would be left for them.
+      if (batch == 0) named_sync(kFp8Barrier, 128);
+      load_batch(next_block, next_half, batch);
+      if (batch == 0) named_sync(kFp8Barrier, 128);
     }
     __syncwarp();
   }
@@ -145,12 +146,13 @@ class Fp8Converter {
   static constexpr int kChunks = 8, kBatch = 4;
 
   __device__ __forceinline__ void load_batch(int block, int half, int batch) {
-    const uint8_t* from = rows_ + int64_t{block} * kFp8BlockBytes;
+    // Where there is no block, the first of all: a condition would keep the old registers alive beside the new ones.
+    const uint8_t* from = rows_ + int64_t{max(block, 0)} * kFp8BlockBytes;
     if (batch == 0) scale_ = load_global_once_f32(from + scales_ + half * 8);
     from += latents_ + half * 256;
 #pragma unroll
     for (int i = batch * kBatch; i < (batch + 1) * kBatch; ++i) {
-      const uint4 bytes = load_global_once(from + i * 2 * kMlaFp8RowBytes);
+      const uint4 bytes = load_global_once(from + i * 8 * kMlaFp8RowBytes);
       words_[i][0] = bytes.x;
       words_[i][1] = bytes.y;
       words_[i][2] = bytes.z;
