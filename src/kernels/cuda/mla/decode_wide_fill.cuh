@@ -82,7 +82,8 @@ __device__ __forceinline__ void convert(const DecodeParams& params, const CUtens
 #pragma unroll 1
     for (int step = 0; step < 4; step += pair ? 1 : 2) {
       const int which = step % 2, half = half_of(step), next_step = step + (pair ? 1 : 2);
-      const Fp8Blocks::Block& block = which == 0 ? block0 : block1;
+      const int row = which == 0 ? block0.block : block1.block;
+      const int num_keys = which == 0 ? block0.num_keys() : block1.num_keys();
       if (step == 1) blocks.advance();
       const int next = next_step > 3 ? blocks[0].block : next_step % 2 == 0 ? block0.block : block1.block;
       barrier_wait(at.empty(which, half == 0 ? kLeft : kRight), (parities >> which & 1) ^ 1);
@@ -90,12 +91,11 @@ __device__ __forceinline__ void convert(const DecodeParams& params, const CUtens
         if (thread == 0) {
           const uint32_t full = at.full(which, 8);
           barrier_expect(full, kTile);
-          tma_load_2d(at.block(which) + 8 * kTile, rows_map, kFp8KeysOffset, block.block * 64, full, kEvictFirst);
+          tma_load_2d(at.block(which) + 8 * kTile, rows_map, kFp8KeysOffset, row * 64, full, kEvictFirst);
         }
         parities ^= 1 << which;
       }
-      converter.convert(at.block(which) + half * 4 * kTile, block.num_keys(), next,
-                        next_step > 3 ? 0 : half_of(next_step));
+      converter.convert(at.block(which) + half * 4 * kTile, num_keys, next, next_step > 3 ? 0 : half_of(next_step));
       if (thread % 32 < 4) barrier_arrive(at.full(which, half * 4 + thread % 32));
     }
   }

@@ -16,7 +16,8 @@ constexpr int kFp8Barrier = 8;                      // named, of the warpgroup
 constexpr int kFp8KeysOffset = kMlaLatentDim + 16;  // of the rotated keys in a row, in bytes
 
 // The blocks of a part in order, some ahead: [0] is the one that is converted next, [1] the one whose loads follow, [2]
-// was announced to L2. All threads of the warpgroup have the same.
+// was announced to L2, and of [3] the entry of the block table is on its way. All threads of the warpgroup have the
+// same.
 class Fp8Blocks {
  public:
   struct Block {
@@ -31,7 +32,7 @@ class Fp8Blocks {
   __device__ __forceinline__ Fp8Blocks(const DecodeParams& params, const DecodePart& part, int first_row)
       : params_(params), first_row_(first_row), next_item_(part.begin), end_(part.end) {
 #pragma unroll 1
-    for (int i = 0; i < 3; ++i) advance();
+    for (int i = 0; i < 4; ++i) advance();
   }
 
   __device__ __forceinline__ const Block& operator[](int i) const {
@@ -40,10 +41,11 @@ class Fp8Blocks {
   __device__ __forceinline__ void advance() {
     ahead_[0] = ahead_[1];
     ahead_[1] = ahead_[2];
-    ahead_[2] = take();
+    ahead_[2] = ahead_[3];
     if (threadIdx.x % 128 == 0 && ahead_[2].exists()) {
       prefetch_to_l2(params_.fp8_rows + int64_t{ahead_[2].block} * kFp8BlockBytes, kFp8BlockBytes);
     }
+    ahead_[3] = take();
   }
 
  private:
@@ -68,7 +70,7 @@ class Fp8Blocks {
   const DecodeParams& params_;
   int first_row_, next_item_, end_;
   int seq_ = 0, block_ = 0, block_end_ = 0, num_keys_ = 0;  // what comes next of the item before next_item_
-  Block ahead_[3] = {};
+  Block ahead_[4] = {{-1, 0}, {-1, 0}, {-1, 0}, {-1, 0}};
 };
 
 // Two e4m3 at the high bytes of the halves, as two bf16 times 2^-120.
@@ -112,6 +114,7 @@ class Fp8Converter {
   // anything, become zeros. Meanwhile loads the next half. The fence to the async
   // proxy is the readers': here it would wait for these loads.
   __device__ __forceinline__ void convert(uint32_t to, int num_keys, int next_block, int next_half) {
+    __syncwarp();  // threads that had more to do come back; shuffles of a split warp take twice the time
     const float scale = scale_key_ < num_keys ? scale_ * 0x1p120f : 0.0f;
     uint32_t scales = pack_bf16(scale, 0.0f);  // as two bf16
     scales = pack_bf16(scale, scale - __uint_as_float(scales << 16));

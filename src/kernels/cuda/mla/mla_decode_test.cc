@@ -239,10 +239,10 @@ TEST_P(MlaDecode, SameBitsTwice) {
   }
 }
 
-// Scales of FP8 rows far from one.
-TEST_P(MlaDecode, SmallAndLargeLatents) {
+// Scales of FP8 rows of other sizes.
+TEST_P(MlaDecode, SmallLatents) {
   for (const int64_t num_heads : {16, 32, 64}) {
-    for (const float latent_scale : {0.01f, 2.0f}) {
+    for (const float latent_scale : {1e-3f, 0.1f}) {
       Batch batch(num_heads, num_heads, ragged(1), GetParam(), latent_scale);
       batch.check(stream(), 132);
     }
