@@ -2,6 +2,15 @@
 // operands change places: S^T = K Q^T has the 64 keys of a block as rows of the product, and O^T = V^T P^T the latents.
 // Two warpgroups take alternate blocks, each with its own softmax state and all of O^T; at the end of an item each
 // merges half of the latents and writes it. A warp of a third warpgroup loads blocks into a ring of stages.
+//
+// A Format is how the cache's rows become operands:
+//   kRows, kStages; Stage and Query, types in shared memory; Maps, the tensor maps;
+//   load_query, load_block          by the loading thread
+//   begin_item, query_read          by the math threads: Q is there; this warpgroup has read it for the last time
+//   scores, store_p, values         S^T, P^T to shared memory, O^T += V^T P^T
+//   kAdjacent, kUnit                whether the products' rows r and r + 8 are adjacent latents (2 r and 2 r + 1 of
+//   16), or r
+//                                   and r + 8; what O^T has to be multiplied by
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,22 +22,19 @@
 
 namespace moesaic::cuda {
 
-constexpr int kNarrowThreads = 384;  // warpgroups 0 and 1 compute, 2 fills the stages
-constexpr int kNarrowStages = 2;
+constexpr int kNarrowThreads = 384;     // warpgroups 0 and 1 compute, the first thread of 2 loads
 constexpr float kNarrowNoMax = -1e30f;  // finite: exp2(-inf - kNarrowNoMax) is 0
 
 enum NarrowBarrier { kWarpgroup = 1, kBoth = 3 };  // kWarpgroup + 0 and + 1: one warpgroup
 
-// N: rows of the tile, 16 or 32.
-template <int N>
+template <typename Format>
 struct NarrowShared {
-  uint8_t stages[kNarrowStages][9][kTileBytes];  // a block each, as tiles of 64 keys x 64 columns
-  uint8_t q[9][N * 128];                         // N rows x 64 columns
-  uint8_t p[2][N * 128];                         // of a warpgroup: N rows x 64 keys
-  float max[2][4][N];                            // of the keys of each warp
-  float sum[2][4][N];
-  float other_max[2][N], other_sum[2][N];
-  uint64_t q_full, q_empty, full[kNarrowStages], empty[kNarrowStages];
+  typename Format::Stage stages[Format::kStages];
+  typename Format::Query query;
+  float max[2][4][Format::kRows];  // of the keys of each warp
+  float sum[2][4][Format::kRows];
+  float other_max[2][Format::kRows], other_sum[2][Format::kRows];
+  uint64_t q_full, q_empty, full[Format::kStages], empty[Format::kStages];
 };
 
 struct NarrowTask {
@@ -57,12 +63,13 @@ __device__ __forceinline__ NarrowTask narrow_task(const DecodeItem& item, int nu
   return task;
 }
 
-template <int N>
+template <typename Format>
 struct NarrowMath {
+  static constexpr int kColumns = Format::kRows / 4;  // of S^T and O^T that a thread holds elements of
   const DecodeParams& params;
-  NarrowShared<N>& shared;
-  bool converted;  // the stages were filled by ordinary stores
+  NarrowShared<Format>& shared;
   int warpgroup, warp, lane, thread;
+  float scale[kColumns];  // softmax scale * log2(e) of a column
   uint32_t q_parity;
 };
 
@@ -71,12 +78,12 @@ __device__ __forceinline__ int narrow_column(int lane, int c) {
   return c / 2 * 8 + lane % 4 * 2 + c % 2;
 }
 
-template <int N>
-__device__ __forceinline__ void narrow_mask(const NarrowMath<N>& math, float (&s)[N / 2], const NarrowTask& task,
-                                            int first_key) {
+template <typename Format>
+__device__ __forceinline__ void narrow_mask(const NarrowMath<Format>& math, float (&s)[Format::kRows / 2],
+                                            const NarrowTask& task, int first_key) {
   if (first_key + 64 <= task.least_limit) return;
 #pragma unroll
-  for (int c = 0; c < N / 4; ++c) {
+  for (int c = 0; c < Format::kRows / 4; ++c) {
     const int query = min((task.first_row + narrow_column(math.lane, c)) / math.params.num_heads, task.q_len - 1);
     const int limit = task.kv_len - (task.q_len - 1 - query);
 #pragma unroll
@@ -88,10 +95,10 @@ __device__ __forceinline__ void narrow_mask(const NarrowMath<N>& math, float (&s
 }
 
 // Maxima over the block's keys, merged into `max`; `factor` is for what was summed so far.
-template <int N>
-__device__ __forceinline__ void narrow_max(NarrowMath<N>& math, const float (&s)[N / 2], float (&max)[N / 4],
-                                           float (&factor)[N / 4]) {
-  constexpr int kColumns = N / 4;
+template <typename Format>
+__device__ __forceinline__ void narrow_max(NarrowMath<Format>& math, const float (&s)[Format::kRows / 2],
+                                           float (&max)[Format::kRows / 4], float (&factor)[Format::kRows / 4]) {
+  constexpr int kColumns = Format::kRows / 4;
   float best[kColumns];
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
@@ -118,93 +125,54 @@ __device__ __forceinline__ void narrow_max(NarrowMath<N>& math, const float (&s)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float before = max[c + e];
-      max[c + e] = fmaxf(before, (e == 0 ? value.x : value.y) * math.params.scale_log2);
+      max[c + e] = fmaxf(before, (e == 0 ? value.x : value.y) * math.scale[c + e]);
       factor[c + e] = exp2_approx(before - max[c + e]);
     }
   }
 }
 
 // s = exp2(s scale - max), added to `sum`.
-template <int N>
-__device__ __forceinline__ void narrow_exponentials(const NarrowMath<N>& math, float (&s)[N / 2],
-                                                    const float (&max)[N / 4], float (&sum)[N / 4]) {
+template <typename Format>
+__device__ __forceinline__ void narrow_exponentials(const NarrowMath<Format>& math, float (&s)[Format::kRows / 2],
+                                                    const float (&max)[Format::kRows / 4],
+                                                    float (&sum)[Format::kRows / 4]) {
 #pragma unroll
-  for (int i = 0; i < N / 2; ++i) {
+  for (int i = 0; i < Format::kRows / 2; ++i) {
     const int c = i / 4 * 2 + i % 2;
-    s[i] = exp2_approx(fmaf(s[i], math.params.scale_log2, -max[c]));
+    s[i] = exp2_approx(fmaf(s[i], math.scale[c], -max[c]));
     sum[c] += s[i];
   }
 }
 
-// S^T = K Q^T of a block.
-template <int N>
-__device__ __forceinline__ void narrow_scores(NarrowMath<N>& math, float (&s)[N / 2], int stage) {
-  const uint32_t k = shared_address(math.shared.stages[stage]), q = shared_address(math.shared.q);
-  pin(s);
-  wgmma_fence();
+// P^T, here as factor(i) s with i = 0, 1 for the thread's two keys, to shared memory as [rows][64 keys] of bf16.
+template <int kRows, typename Factor>
+__device__ __forceinline__ void store_transposed(uint32_t to, const float (&s)[kRows / 2], int warp, int lane,
+                                                 const Factor& factor) {
 #pragma unroll
-  for (int i = 0; i < 36; ++i) {
-    wgmma_ss<N>(s, wgmma_operand(k) + (i / 4 * kTileBytes + i % 4 * 32),
-                wgmma_operand(q) + (i / 4 * N * 128 + i % 4 * 32), i > 0);
-  }
-  wgmma_commit();
-  wgmma_wait<0>();
-  pin(s);
-}
-
-// P^T to shared memory as [N rows][64 keys] of bf16. Also zeros the latents of keys from `num_keys` on: they may hold
-// NaN, and 0 * NaN is NaN.
-template <int N>
-__device__ __forceinline__ void narrow_store_p(NarrowMath<N>& math, const float (&s)[N / 2], int stage, int num_keys) {
-#pragma unroll
-  for (int j = 0; j < N / 8; j += 2) {  // matrices: keys 0-7 and 8-15 of rows 8 j .., then of rows 8 (j + 1) ..
-    const int row = 8 * j + math.lane / 16 * 8 + math.lane % 8, chunk = 2 * math.warp + math.lane / 8 % 2;
+  for (int j = 0; j < kRows / 8; j += 2) {  // matrices: keys 0-7 and 8-15 of rows 8 j .., then of rows 8 (j + 1) ..
+    const int row = 8 * j + lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
     uint32_t m[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) m[i] = pack_bf16(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]);
-    store_matrices_transposed(shared_address(math.shared.p[math.warpgroup]) + row * 128 + ((chunk ^ (row & 7)) * 16),
-                              m[0], m[1], m[2], m[3]);
-  }
-  if (num_keys >= 64) return;
-  for (int i = math.thread; i < (64 - num_keys) * 64; i += 128) {
-    uint8_t* tile = math.shared.stages[stage][i % 64 / 8];
-    *reinterpret_cast<uint4*>(tile + (num_keys + i / 64) * 128 + i % 8 * 16) = make_uint4(0, 0, 0, 0);
-  }
-}
-
-// O^T += V^T P^T.
-template <int N>
-__device__ __forceinline__ void narrow_values(NarrowMath<N>& math, float (&o)[8][N / 2], int stage) {
-  const uint32_t v = shared_address(math.shared.stages[stage]), p = shared_address(math.shared.p[math.warpgroup]);
-#pragma unroll
-  for (int t = 0; t < 8; ++t) pin(o[t]);
-  wgmma_fence();
-#pragma unroll
-  for (int t = 0; t < 8; ++t) {
-#pragma unroll
     for (int i = 0; i < 4; ++i) {
-      wgmma_ss<N, 1, 0>(o[t], wgmma_operand(v) + (t * kTileBytes + i * 2048), wgmma_operand(p) + i * 32, true);
+      m[i] = pack_bf16(s[4 * j + 2 * i] * factor(i % 2), s[4 * j + 2 * i + 1] * factor(i % 2));
     }
+    store_matrices_transposed(to + row * 128 + ((chunk ^ (row & 7)) * 16), m[0], m[1], m[2], m[3]);
   }
-  wgmma_commit();
-  wgmma_wait<0>();
-#pragma unroll
-  for (int t = 0; t < 8; ++t) pin(o[t]);
 }
 
 // Sums over all keys, for this thread's columns.
-template <int N>
-__device__ __forceinline__ void narrow_sums(NarrowMath<N>& math, float (&sum)[N / 4]) {
+template <typename Format>
+__device__ __forceinline__ void narrow_sums(NarrowMath<Format>& math, float (&sum)[Format::kRows / 4]) {
   auto& sums = math.shared.sum[math.warpgroup];
 #pragma unroll
-  for (int c = 0; c < N / 4; ++c) {
+  for (int c = 0; c < Format::kRows / 4; ++c) {
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) sum[c] += __shfl_xor_sync(0xffffffff, sum[c], step);
     if (math.lane < 4) sums[math.warp][narrow_column(math.lane, c)] = sum[c];
   }
   named_sync(kWarpgroup + math.warpgroup, 128);
 #pragma unroll
-  for (int c = 0; c < N / 4; ++c) {
+  for (int c = 0; c < Format::kRows / 4; ++c) {
     const int column = narrow_column(math.lane, c);
     sum[c] = (sums[0][column] + sums[1][column]) + (sums[2][column] + sums[3][column]);
   }
@@ -212,12 +180,13 @@ __device__ __forceinline__ void narrow_sums(NarrowMath<N>& math, float (&sum)[N 
 
 // Each warpgroup gives the other one half of O^T through the stage of its own last block, and merges the half it keeps
 // (o[4 warpgroup ..]).
-template <int N>
-__device__ __forceinline__ void narrow_exchange(NarrowMath<N>& math, float (&o)[8][N / 2], float (&max)[N / 4],
-                                                float (&sum)[N / 4], int own_stage, int other_stage) {
-  constexpr int kElements = N / 2, kColumns = N / 4;
-  static_assert(4 * kElements * 128 * sizeof(float) <= 9 * kTileBytes);
-  float* to = reinterpret_cast<float*>(math.shared.stages[own_stage]) + math.thread;
+template <typename Format>
+__device__ __forceinline__ void narrow_exchange(NarrowMath<Format>& math, float (&o)[8][Format::kRows / 2],
+                                                float (&max)[Format::kRows / 4], float (&sum)[Format::kRows / 4],
+                                                int own_stage, int other_stage) {
+  constexpr int kElements = Format::kRows / 2, kColumns = Format::kRows / 4;
+  static_assert(4 * kElements * 128 * sizeof(float) <= sizeof(typename Format::Stage));
+  float* to = reinterpret_cast<float*>(&math.shared.stages[own_stage]) + math.thread;
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
 #pragma unroll
@@ -234,7 +203,7 @@ __device__ __forceinline__ void narrow_exchange(NarrowMath<N>& math, float (&o)[
   }
   fence_async_shared();
   named_sync(kBoth, 256);
-  const float* from = reinterpret_cast<const float*>(math.shared.stages[other_stage]) + math.thread;
+  const float* from = reinterpret_cast<const float*>(&math.shared.stages[other_stage]) + math.thread;
   float own[kColumns], other[kColumns];
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
@@ -261,11 +230,12 @@ __device__ __forceinline__ void narrow_exchange(NarrowMath<N>& math, float (&o)[
 }
 
 // Writes 64 latents of the tile: the output itself, or a slot of partial results.
-template <int N>
-__device__ __forceinline__ void narrow_write(const NarrowMath<N>& math, const float (&o)[N / 2], int t,
-                                             const float (&factor)[N / 4], const NarrowTask& task, int slot) {
+template <typename Format>
+__device__ __forceinline__ void narrow_write(const NarrowMath<Format>& math, const float (&o)[Format::kRows / 2], int t,
+                                             const float (&factor)[Format::kRows / 4], const NarrowTask& task,
+                                             int slot) {
 #pragma unroll
-  for (int c = 0; c < N / 4; ++c) {
+  for (int c = 0; c < Format::kRows / 4; ++c) {
     const int row = narrow_column(math.lane, c);
     if (row >= task.num_rows) continue;
     const int64_t slot_row = int64_t{slot} * math.params.partial_rows + task.first_row + row;
@@ -273,35 +243,43 @@ __device__ __forceinline__ void narrow_write(const NarrowMath<N>& math, const fl
     const int latent = 64 * t + 16 * math.warp;
     if (slot < 0) {
       auto* out = static_cast<__nv_bfloat16*>(math.params.out) + int64_t{task.row_begin + row} * 512 + latent;
-      out[math.lane / 4] = __float2bfloat16_rn(values[0]);
-      out[math.lane / 4 + 8] = __float2bfloat16_rn(values[1]);
+      if constexpr (Format::kAdjacent) {
+        reinterpret_cast<uint32_t*>(out)[math.lane / 4] = pack_bf16(values[0], values[1]);
+      } else {
+        out[math.lane / 4] = __float2bfloat16_rn(values[0]);
+        out[math.lane / 4 + 8] = __float2bfloat16_rn(values[1]);
+      }
     } else {
       float* out = math.params.partial_o + slot_row * 512 + latent;
-      out[math.lane / 4] = values[0];
-      out[math.lane / 4 + 8] = values[1];
+      if constexpr (Format::kAdjacent) {
+        reinterpret_cast<float2*>(out)[math.lane / 4] = {values[0], values[1]};
+      } else {
+        out[math.lane / 4] = values[0];
+        out[math.lane / 4 + 8] = values[1];
+      }
     }
   }
 }
 
-template <int N>
-__device__ __forceinline__ void narrow_release(const NarrowMath<N>& math, uint64_t* barrier) {
+template <typename Format>
+__device__ __forceinline__ void narrow_release(const NarrowMath<Format>& math, uint64_t* barrier) {
   __syncwarp();
   if (math.lane == 0) barrier_arrive(shared_address(barrier));
 }
 
 // An item; `first` counts the blocks that this thread block has taken before.
-template <int N>
-__device__ __forceinline__ void narrow_item(NarrowMath<N>& math, const NarrowTask& task, int slot, int first) {
-  constexpr int kColumns = N / 4, kStages = kNarrowStages;
+template <typename Format>
+__device__ __forceinline__ void narrow_item(NarrowMath<Format>& math, const NarrowTask& task, int slot,
+                                            const typename Format::Maps& maps, int first) {
+  constexpr int kRows = Format::kRows, kColumns = kRows / 4, kStages = Format::kStages;
   const bool both = task.num_blocks > 1;
-  barrier_wait(shared_address(&math.shared.q_full), math.q_parity);
-  math.q_parity ^= 1;
-  if (math.warpgroup == 1 && !both) return narrow_release(math, &math.shared.q_empty);
-  float o[8][N / 2], max[kColumns], sum[kColumns];
+  Format::begin_item(math, task, maps);
+  if (math.warpgroup == 1 && !both) return Format::query_read(math);
+  float o[8][kRows / 2], max[kColumns], sum[kColumns];
 #pragma unroll
   for (int t = 0; t < 8; ++t) {
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) o[t][i] = 0.0f;
+    for (int i = 0; i < kRows / 2; ++i) o[t][i] = 0.0f;
   }
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
@@ -313,25 +291,24 @@ __device__ __forceinline__ void narrow_item(NarrowMath<N>& math, const NarrowTas
   for (int b = math.warpgroup; b < task.num_blocks; b += 2) {
     const int first_key = (task.first_block + b) * 64;
     stage = (first + b) % kStages;
-    float s[N / 2], factor[kColumns];
+    float s[kRows / 2], factor[kColumns];
     barrier_wait(shared_address(&math.shared.full[stage]), (first + b) / kStages & 1);
-    if (math.converted) fence_async_shared();
-    narrow_scores(math, s, stage);
-    if (b + 2 >= task.num_blocks) narrow_release(math, &math.shared.q_empty);
+    Format::scores(math, s, stage);
+    if (b + 2 >= task.num_blocks) Format::query_read(math);
     narrow_mask(math, s, task, first_key);
     narrow_max(math, s, max, factor);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) sum[c] *= factor[c];
     narrow_exponentials(math, s, max, sum);
-    narrow_store_p(math, s, stage, task.kv_len - first_key);
+    Format::store_p(math, s, stage, task.kv_len - first_key);
     fence_async_shared();
 #pragma unroll
     for (int t = 0; t < 8; ++t) {
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) o[t][i] *= factor[i / 4 * 2 + i % 2];
+      for (int i = 0; i < kRows / 2; ++i) o[t][i] *= factor[i / 4 * 2 + i % 2];
     }
     named_sync(kWarpgroup + math.warpgroup, 128);
-    narrow_values(math, o, stage);
+    Format::values(math, o, stage);
     if (b + 2 < task.num_blocks) narrow_release(math, &math.shared.empty[stage]);
   }
   narrow_sums(math, sum);
@@ -342,7 +319,7 @@ __device__ __forceinline__ void narrow_item(NarrowMath<N>& math, const NarrowTas
   float factor[kColumns];
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
-    factor[c] = sum[c] > 0.0f ? 1.0f / sum[c] : 0.0f;
+    factor[c] = sum[c] > 0.0f ? Format::kUnit / sum[c] : 0.0f;
     const int row = narrow_column(math.lane, c);
     if (slot >= 0 && math.warpgroup == 0 && math.warp == 0 && math.lane < 4 && row < task.num_rows) {
       math.params.partial_lse[int64_t{slot} * math.params.partial_rows + task.first_row + row] =
@@ -357,6 +334,84 @@ __device__ __forceinline__ void narrow_item(NarrowMath<N>& math, const NarrowTas
 #pragma unroll
     for (int t = 4; t < 8; ++t) narrow_write(math, o[t], t, factor, task, slot);
   }
+}
+
+template <typename Format>
+__global__ void __launch_bounds__(kNarrowThreads, 1)
+    decode_narrow_kernel(const __grid_constant__ DecodeParams params,
+                         const __grid_constant__ typename Format::Maps maps) {
+  extern __shared__ __align__(1024) uint8_t raw[];
+  auto& shared = *reinterpret_cast<NarrowShared<Format>*>(raw);
+  if (threadIdx.x == 0) {
+    barrier_init(shared_address(&shared.q_full), 1);
+    barrier_init(shared_address(&shared.q_empty), 8);
+    for (int stage = 0; stage < Format::kStages; ++stage) {
+      barrier_init(shared_address(&shared.full[stage]), 1);
+      barrier_init(shared_address(&shared.empty[stage]), 4);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  wait_for_previous();
+  const int tile = blockIdx.x;
+  const DecodePart part = params.plan.parts[blockIdx.y];
+  const int warpgroup = uniform(threadIdx.x / 128);
+  DecodeItem item = part.first;
+  int taken = 0;
+  if (warpgroup == 2) {
+    fewer_registers<40>();
+    if (threadIdx.x != 256) return;
+    int num_queries = 0;
+    for (int i = part.begin; i < part.end; ++i) {
+      if (i > part.begin) item = params.plan.items[i];
+      if (item.q_len * params.num_heads <= tile * Format::kRows) continue;
+      const int* table = params.block_table + item.seq * params.block_table_stride + item.block_begin;
+      const int num_blocks = item.block_end - item.block_begin;
+      int next_row = num_blocks > 0 ? table[0] * 64 : 0;
+      for (int b = 0; b < num_blocks; ++b, ++taken) {
+        const int stage = taken % Format::kStages, row = next_row;
+        if (b + 1 < num_blocks) next_row = table[b + 1] * 64;  // arrives meanwhile
+        barrier_wait(shared_address(&shared.empty[stage]), (taken / Format::kStages & 1) ^ 1);
+        Format::load_block(maps, shared.stages[stage], row, shared_address(&shared.full[stage]));
+        if (b == 0)
+          Format::load_query(maps, shared, item.q_begin * params.num_heads + tile * Format::kRows, num_queries++);
+      }
+    }
+    return;
+  }
+  more_registers<232>();
+  const int thread = threadIdx.x % 128;
+  NarrowMath<Format> math{params, shared, warpgroup, uniform(thread / 32), thread % 32, thread};
+  math.q_parity = 0;
+  for (int i = part.begin; i < part.end; ++i) {
+    const NarrowTask task = narrow_task(item, params.num_heads, tile, Format::kRows);
+    const int slot = uniform(item.slot);
+    if (i + 1 < part.end) item = params.plan.items[i + 1];  // arrives meanwhile
+    if (task.num_rows <= 0) continue;
+    if (task.num_blocks == 0) {
+      uint4* out = reinterpret_cast<uint4*>(static_cast<uint16_t*>(params.out) + int64_t{task.row_begin} * 512);
+      for (int j = threadIdx.x; j < task.num_rows * 64; j += 256) out[j] = make_uint4(0, 0, 0, 0);
+    } else {
+      narrow_item(math, task, slot, maps, taken);
+    }
+    taken += task.num_blocks;
+  }
+  launch_dependents();
+}
+
+template <typename Format>
+void launch_narrow(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params,
+                   const typename Format::Maps& maps) {
+  constexpr int kSharedBytes = sizeof(NarrowShared<Format>);
+  static_assert(kSharedBytes <= 227 * 1024);
+  const auto kernel = decode_narrow_kernel<Format>;
+  MOESAIC_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(layout.num_tiles, layout.num_parts);
+  config.blockDim = dim3(kNarrowThreads);
+  config.dynamicSmemBytes = kSharedBytes;
+  config.stream = stream;
+  MOESAIC_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, params, maps));
 }
 
 }  // namespace moesaic::cuda

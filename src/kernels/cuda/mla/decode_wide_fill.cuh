@@ -61,12 +61,18 @@ __device__ __forceinline__ void load(const DecodeParams& params, const CUtensorM
   }
 }
 
+// A value that the compiler cannot work out again where it is used: reading special registers takes 20 cycles and more.
+__device__ __forceinline__ uint32_t kept(uint32_t value) {
+  return __shfl_xor_sync(0xffffffff, value, 0);
+}
+
 // A warpgroup converts FP8 rows, in the same order.
 __device__ __forceinline__ void convert(const DecodeParams& params, const CUtensorMap* q_map,
-                                        const CUtensorMap* rows_map, const Layout& at, int tile,
+                                        const CUtensorMap* rows_map, const Layout& layout, int tile,
                                         const DecodePart& part) {
-  const int thread = threadIdx.x % 128;
-  Fp8Blocks blocks(params, part, tile * 64);
+  const int thread = static_cast<int>(kept(threadIdx.x % 128));
+  const Layout at{kept(layout.base), layout.converted};
+  Fp8Blocks blocks(params, part, tile * 64, thread == 0);
   Fp8Converter converter(params.fp8_rows, thread);
   uint32_t q_parity = 0, parities = 0;  // of both blocks' waits, a bit each
   if (blocks[0].exists()) converter.load(blocks[0].block, 0);
@@ -95,7 +101,8 @@ __device__ __forceinline__ void convert(const DecodeParams& params, const CUtens
         }
         parities ^= 1 << which;
       }
-      converter.convert(at.block(which) + half * 4 * kTile, num_keys, next, next_step > 3 ? 0 : half_of(next_step));
+      converter.convert(at.block(which) + half * 4 * kTile, num_keys, row, half, next,
+                        next_step > 3 ? 0 : half_of(next_step));
       if (thread % 32 < 4) barrier_arrive(at.full(which, half * 4 + thread % 32));
     }
   }

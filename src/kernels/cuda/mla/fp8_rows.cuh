@@ -29,8 +29,10 @@ class Fp8Blocks {
     __device__ __forceinline__ int num_keys() const { return rest & 127; }
   };
 
-  __device__ __forceinline__ Fp8Blocks(const DecodeParams& params, const DecodePart& part, int first_row)
-      : params_(params), first_row_(first_row), next_item_(part.begin), end_(part.end) {
+  // `announces`: whether this thread announces blocks to L2.
+  __device__ __forceinline__ Fp8Blocks(const DecodeParams& params, const DecodePart& part, int first_row,
+                                       bool announces)
+      : params_(params), announces_(announces), first_row_(first_row), next_item_(part.begin), end_(part.end) {
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) advance();
   }
@@ -42,7 +44,7 @@ class Fp8Blocks {
     ahead_[0] = ahead_[1];
     ahead_[1] = ahead_[2];
     ahead_[2] = ahead_[3];
-    if (threadIdx.x % 128 == 0 && ahead_[2].exists()) {
+    if (announces_ && ahead_[2].exists()) {
       prefetch_to_l2(params_.fp8_rows + int64_t{ahead_[2].block} * kFp8BlockBytes, kFp8BlockBytes);
     }
     ahead_[3] = take();
@@ -68,6 +70,7 @@ class Fp8Blocks {
   }
 
   const DecodeParams& params_;
+  bool announces_;
   int first_row_, next_item_, end_;
   int seq_ = 0, block_ = 0, block_end_ = 0, num_keys_ = 0;  // what comes next of the item before next_item_
   Block ahead_[4] = {{-1, 0}, {-1, 0}, {-1, 0}, {-1, 0}};
@@ -104,42 +107,27 @@ class Fp8Converter {
     scales_ = scale_key_ * kMlaFp8RowBytes + kMlaLatentDim + lane % 2 * 4;
   }
 
-  // Starts loading.
-  __device__ __forceinline__ void load(int block, int half) {
-#pragma unroll
-    for (int batch = 0; batch < 2; ++batch) load_batch(block, half, batch);
-  }
+  // Starts loading a half. Its second batch is loaded by convert.
+  __device__ __forceinline__ void load(int block, int half) { load_batch(block, half, 0); }
 
-  // Writes the half that was loaded last to the four tiles at `to`; latents of keys from `num_keys` on, which may hold
-  // anything, become zeros. Meanwhile loads the next half. The fence to the async
-  // proxy is the readers': here it would wait for these loads.
-  __device__ __forceinline__ void convert(uint32_t to, int num_keys, int next_block, int next_half) {
+  // Writes the half for which load was called last, `half` of `block`, to the four tiles at `to`; latents of keys from
+  // `num_keys` on, which may hold anything, become zeros. Starts loading the next half. The fence to the async proxy is
+  // the readers': here it would wait for these loads.
+  __device__ __forceinline__ void convert(uint32_t to, int num_keys, int block, int half, int next_block,
+                                          int next_half) {
     __syncwarp();  // threads that had more to do come back; shuffles of a split warp take twice the time
     const float scale = scale_key_ < num_keys ? scale_ * 0x1p120f : 0.0f;
     uint32_t scales = pack_bf16(scale, 0.0f);  // as two bf16
     scales = pack_bf16(scale, scale - __uint_as_float(scales << 16));
-    const uint32_t even = to + to_, odd = even ^ 16;
-#pragma unroll
-    for (int batch = 0; batch < 2; ++batch) {
-#pragma unroll
-      for (int i = batch * kBatch; i < (batch + 1) * kBatch; ++i) {
-        const uint32_t own = __shfl_sync(0xffffffff, scales, scale_lane_ + 4 * i);
-        const uint32_t high = __byte_perm(own, 0, 0x1010), low = __byte_perm(own, 0, 0x3232);
-        uint32_t values[8];
-#pragma unroll
-        for (int w = 0; w < 8; ++w) {
-          const uint32_t value = high_bytes_to_bf16(__byte_perm(words_[i][w / 2], 0, w % 2 == 0 ? 0x1404 : 0x3424));
-          values[w] = multiply_add_bf16(value, high, multiply_bf16(value, low));
-        }
-        store_shared(even + i * 1024, values[0], values[1], values[2], values[3]);
-        store_shared(odd + i * 1024, values[4], values[5], values[6], values[7]);
-      }
-      // Between barriers the first batch's loads stay where they are; the compiler would let them sink behind the
-      // second batch, and no time would be left for them.
-      if (batch == 0) named_sync(kFp8Barrier, 128);
-      load_batch(next_block, next_half, batch);
-      if (batch == 0) named_sync(kFp8Barrier, 128);
-    }
+    // Between barriers loads stay where they are; the compiler would let them sink behind the conversion that hides
+    // them. The loop's branches wait for all loads in flight, so the second batch is not loaded before them.
+    load_batch(block, half, 1);
+    named_sync(kFp8Barrier, 128);
+    convert_batch(to + to_, scales, 0);
+    named_sync(kFp8Barrier, 128);
+    load_batch(next_block, next_half, 0);
+    named_sync(kFp8Barrier, 128);
+    convert_batch(to + to_, scales, 1);
     __syncwarp();
   }
 
@@ -147,6 +135,22 @@ class Fp8Converter {
   // Chunks of 16 latents that a thread has of a half, and those that are loaded together: loads in flight are told
   // apart by six counters only, so that waiting for one of many waits for those behind it too.
   static constexpr int kChunks = 8, kBatch = 4;
+
+  __device__ __forceinline__ void convert_batch(uint32_t even, uint32_t scales, int batch) const {
+#pragma unroll
+    for (int i = batch * kBatch; i < (batch + 1) * kBatch; ++i) {
+      const uint32_t own = __shfl_sync(0xffffffff, scales, scale_lane_ + 4 * i);
+      const uint32_t high = __byte_perm(own, 0, 0x1010), low = __byte_perm(own, 0, 0x3232);
+      uint32_t values[8];
+#pragma unroll
+      for (int w = 0; w < 8; ++w) {
+        const uint32_t value = high_bytes_to_bf16(__byte_perm(words_[i][w / 2], 0, w % 2 == 0 ? 0x1404 : 0x3424));
+        values[w] = multiply_add_bf16(value, high, multiply_bf16(value, low));
+      }
+      store_shared(even + i * 1024, values[0], values[1], values[2], values[3]);
+      store_shared((even ^ 16) + i * 1024, values[4], values[5], values[6], values[7]);
+    }
+  }
 
   __device__ __forceinline__ void load_batch(int block, int half, int batch) {
     // Where there is no block, the first of all: a condition would keep the old registers alive beside the new ones.

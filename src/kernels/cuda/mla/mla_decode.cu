@@ -51,20 +51,29 @@ absl::Status mla_decode(cudaStream_t stream, const MlaDecodeArgs& args) {
   const DecodeLayout layout = decode_layout(args.shape);
   const DecodeParams params = make_params(args, layout);
   const int64_t q_rows = args.q.dim(0) * args.shape.num_heads, num_rows = args.rows.dim(0);
+  const bool wide = layout.tile_rows == 64, fp8 = params.fp8_rows != nullptr;
+  const auto bytes_map = [&](int width, bool swizzle) {
+    return make_tensor_map(args.rows.raw(), DType::kE4M3, {kMlaFp8RowBytes, num_rows}, {kMlaFp8RowBytes}, {width, 64},
+                           swizzle);
+  };
+  // bf16 rows as tiles of 64 columns: one load brings several tiles in the layout that wgmma reads.
+  const auto tiles_map = [&](int num_tiles) {
+    return make_tensor_map(args.rows.raw(), DType::kBF16, {64, num_rows, 9}, {kWidth * 2, 128}, {64, 64, num_tiles},
+                           /*swizzle=*/true);
+  };
   MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap q_map,
                            make_tensor_map(args.q.raw(), DType::kBF16, {kWidth, q_rows}, {kWidth * 2},
                                            {64, layout.tile_rows}, /*swizzle=*/true));
-  // bf16 rows as tiles of 64 columns: one load brings one or several in the layout that wgmma reads.
-  const bool wide = layout.tile_rows == 64;
-  MOESAIC_ASSIGN_OR_RETURN(
-      const CUtensorMap rows_map,
-      params.fp8_rows != nullptr
-          ? make_tensor_map(args.rows.raw(), DType::kE4M3, {kMlaFp8RowBytes, num_rows}, {kMlaFp8RowBytes}, {128, 64},
-                            /*swizzle=*/true)
-          : make_tensor_map(args.rows.raw(), DType::kBF16, {64, num_rows, 9}, {kWidth * 2, 128}, {64, 64, wide ? 1 : 3},
-                            /*swizzle=*/true));
-  const auto launch = wide ? launch_decode_wide : launch_decode_narrow;
-  launch(stream, layout, params, q_map, rows_map);
+  MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap rows_map,
+                           fp8 ? bytes_map(128, /*swizzle=*/true) : tiles_map(wide ? 1 : 3));
+  if (wide) {
+    launch_decode_wide(stream, layout, params, q_map, rows_map);
+  } else if (!fp8) {
+    launch_decode_narrow(stream, layout, params, q_map, rows_map);
+  } else {
+    MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap scales_map, bytes_map(16, /*swizzle=*/false));
+    launch_decode_narrow_fp8(stream, layout, params, args.q.raw(), rows_map, scales_map);
+  }
   launch_decode_merge(stream, layout, params, static_cast<int>(args.shape.num_seqs));
   return absl::OkStatus();
 }
