@@ -53,8 +53,8 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], uint3
 template <int N>
 struct Fp8Format {
   static constexpr int kRows = N, kStages = N == 16 ? 4 : 3;
-  // Sums of a scale group while the group before is still running: registers allow it beside 16 columns of O^T.
-  static constexpr int kSums = N == 16 ? 2 : 1;
+  // Operands and sums of a pass while the one before is still running: registers allow it beside 16 columns of O^T.
+  static constexpr int kBuffers = N == 16 ? 2 : 1;
   static constexpr bool kAdjacent = true;
   static constexpr float kUnit = 0x1p60f;
   struct Stage {
@@ -146,8 +146,8 @@ struct Fp8Format {
     const Stage& stage = math.shared.stages[stage_index];
     const uint32_t q = shared_address(&math.shared.query);
     const int key = 16 * math.warp + math.lane / 4;
-    float groups[kSums][N / 2];
-    uint32_t a[2][4][4];  // of a pass while the one before is still running
+    float groups[kBuffers][N / 2];
+    uint32_t a[kBuffers][4][4];
     pin(s);
     wgmma_fence();
 #pragma unroll
@@ -163,13 +163,13 @@ struct Fp8Format {
 #pragma unroll
         for (int c = 0; c < N / 4; ++c) {
           const int e = c / 2 * 4 + 2 * i + c % 2;
-          s[e] = fmaf(groups[g % kSums][e], scale, s[e]);
+          s[e] = fmaf(groups[g % kBuffers][e], scale, s[e]);
         }
       }
     };
 #pragma unroll
     for (int pass = 0; pass < 8; ++pass) {  // 64 columns: scale group pass / 2
-      const int g = pass / 2, h = pass % 2, buffer = pass % 2;
+      const int g = pass / 2, h = pass % 2, buffer = pass % kBuffers;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int row = key + 8 * i, chunk = (2 * (math.lane % 4) + h) ^ (row & 7);
@@ -181,32 +181,31 @@ struct Fp8Format {
           a[buffer][k][2 + i] = e4m3_high_to_f16(words[k]);
         }
       }
-      // Passes 0 .. pass - kSums are over when this one starts; their operands and sums may be used again.
-      const auto finish = [&](int done) {
-        wgmma_wait<kSums - 1>();
-        if (done < 0) return;
-#pragma unroll
-        for (int k = 0; k < 4; ++k) pin(a[done % 2][k]);
-        if (done == 0) pin(s);
-        if (done % 2 == 1) {
-          pin(groups[done / 2 % kSums]);
-          add(done / 2);
-        }
-      };
-      if (kSums == 1 && pass > 0) finish(pass - 1);
 #pragma unroll
       for (int k = 0; k < 4; ++k) pin(a[buffer][k]);
-      if (h == 0) pin(groups[g % kSums]);
+      if (h == 0) pin(groups[g % kBuffers]);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        wgmma_rs_f16<N>(groups[g % kSums], a[buffer][k], wgmma_operand(q) + (pass * N * 128 + k * 32), h > 0 || k > 0);
+        wgmma_rs_f16<N>(groups[g % kBuffers], a[buffer][k], wgmma_operand(q) + (pass * N * 128 + k * 32),
+                        h > 0 || k > 0);
       }
       wgmma_commit();
-      if (kSums == 2) finish(pass - 1);
+      wgmma_wait<kBuffers - 1>();
+      const int done = pass + 1 - kBuffers;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (done >= 0) pin(a[done % kBuffers][k]);
+      }
+      if (pass == 0) pin(s);
+      if (done >= 0 && done % 2 == 1) {
+        pin(groups[done / 2 % kBuffers]);
+        add(done / 2);
+      }
     }
+    if (kBuffers == 1) return;
     wgmma_wait<0>();
-    pin(groups[3 % kSums]);
+    pin(groups[kBuffers - 1]);
     add(3);
   }
 
@@ -228,10 +227,10 @@ struct Fp8Format {
   static __device__ __forceinline__ void values(Math& math, float (&o)[8][N / 2], int stage) {
     const uint32_t v = shared_address(&math.shared.stages[stage]);
     const uint32_t p = shared_address(math.shared.query.p[math.warpgroup]);
-    uint32_t a[2][4][4];
+    uint32_t a[kBuffers][4][4];
 #pragma unroll
     for (int t = 0; t < 8; ++t) {
-      const int buffer = t % 2;
+      const int buffer = t % kBuffers;
       const uint32_t row =
           v + t / 2 * kLatentTile + math.lane * 128 + (((4 * (t % 2) + math.warp) ^ (math.lane & 7)) * 16);
 #pragma unroll
@@ -254,12 +253,12 @@ struct Fp8Format {
 #pragma unroll
       for (int k = 0; k < 4; ++k) wgmma_rs<N>(o[t], a[buffer][k], wgmma_operand(p) + (t / 2 * N * 128 + k * 32), true);
       wgmma_commit();
-      wgmma_wait<1>();
-      const int done = t - 1;
+      wgmma_wait<kBuffers - 1>();
+      const int done = t + 1 - kBuffers;
       if (done >= 0) {
         pin(o[done]);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) pin(a[done % 2][k]);
+        for (int k = 0; k < 4; ++k) pin(a[done % kBuffers][k]);
       }
     }
     wgmma_wait<0>();
