@@ -129,6 +129,12 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMa
       : "memory");
 }
 
+// Brings num_bytes (a multiple of 16) of global memory into L2.
+__device__ __forceinline__ void prefetch_to_l2(const void* from, int num_bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(num_bytes)
+               : "memory");
+}
+
 // Writes the map's box at (x, y, z) from shared memory; elements outside the tensor are left alone. Of one thread's
 // stores, committed, store_wait_read returns when shared memory was read.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from, int x, int y, int z) {
@@ -183,6 +189,30 @@ __device__ __forceinline__ void copy_to_block(uint32_t to, uint32_t from, uint32
       "[remote_to], [%1], %3, [remote_barrier];\n}\n" ::"r"(to),
       "r"(from), "r"(barrier), "r"(num_bytes), "r"(rank)
       : "memory");
+}
+
+// ---- Global memory --------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void prefetch_to_l1(const void* from) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(from)) : "memory");
+}
+
+// Of what nobody of this multiprocessor reads again: passes L1 by. Barriers keep the order, unlike that of .nc loads.
+__device__ __forceinline__ uint4 load_global_once(const void* from) {
+  uint4 value;
+  asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(__cvta_generic_to_global(from))
+               : "memory");
+  return value;
+}
+__device__ __forceinline__ float load_global_once_f32(const void* from) {
+  float value;
+  asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];"
+               : "=f"(value)
+               : "l"(__cvta_generic_to_global(from))
+               : "memory");
+  return value;
 }
 
 // ---- Registers, launches, arithmetic --------------------------------------------------------------------------------
@@ -268,6 +298,9 @@ __device__ __forceinline__ float4 load_shared_f32x4(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ void store_shared(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 __device__ __forceinline__ void store_shared_f32(uint32_t address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }

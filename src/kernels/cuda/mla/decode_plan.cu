@@ -1,5 +1,7 @@
-// The planner. Every sequence costs its blocks and a fixed overhead; laid out one after the other on a line, the line
-// is cut into equal shares. Everything is a scan or a search, so one thread block needs a few microseconds.
+// The planner deals sequences out in order: a part takes whole ones while they fit, and of the next one as much as it
+// has room for. An item costs its blocks, rounded up to pairs, and a fixed overhead. Four warps try sizes of the parts
+// from the average on; the least that suffices is taken: for every part a cut loses at most one overhead, as does a
+// rest that is too small for another item. A step of dealing looks at 32 sequences at once; all else is a scan.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -12,6 +14,8 @@ namespace {
 
 constexpr int kPlanThreads = 256;
 constexpr int kMaxParts = kPlanThreads - 1;
+constexpr int kNoEnd = 1 << 30;
+constexpr int kSizes = 4;  // that are tried; the overheads are even and at most 2 kSizes - 2: the largest suffices
 
 // Inclusive sums over the threads of the block.
 __device__ int block_scan(int value, int* shared) {
@@ -27,42 +31,62 @@ __device__ int block_scan(int value, int* shared) {
   return shared[threadIdx.x];
 }
 
-// Where a share begins. `cuts` counts the boundaries up to here that lie inside a sequence, `split` the sequences that
+// Where a part begins. `cuts` counts the boundaries up to here that lie inside a sequence, `split` the sequences that
 // have such.
 struct Boundary {
   int seq, block;
   int cuts, split;
 };
+struct Begin {
+  int seq, block;
+};
 
-// The boundary at `cost` on the line; ends[s] is where sequence s ends on it. A cut that would leave at most `snap`
-// blocks on one side moves to the sequence's border.
-__device__ Boundary find_boundary(const int* ends, int num_seqs, int overhead, int cost, int snap) {
-  int low = 0, high = num_seqs;  // first sequence that ends after `cost`
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (ends[middle] > cost)
-      high = middle;
-    else
-      low = middle + 1;
+__device__ __forceinline__ int num_blocks(int kv_len) {
+  return (max(kv_len, 0) + kMlaBlockTokens - 1) / kMlaBlockTokens;
+}
+__device__ __forceinline__ int pairs_up(int blocks) {
+  return (blocks + 1) & ~1;
+}
+
+// A warp deals to parts of `size`; ends[s] is the cost of sequences 0 .. s, ends[-1] 0, 32 more ends have no limit.
+// Writes where parts 0 .. num_parts - 1 begin; true if they take everything. Each lane works out how the part ends if
+// its sequence is the first that does not fit.
+__device__ bool deal(const int* ends, int num_seqs, int num_parts, int overhead, int size, Begin* begins) {
+  const int lane = threadIdx.x % 32;
+  int seq = 0, block = 0, at = overhead;  // the next block, and where it is on the line of costs
+  for (int part = 0; part < num_parts; ++part) {
+    begins[part] = {seq, block};
+    const int limit = at + size - overhead;
+    unsigned misfits = 0;
+    while (misfits == 0) {
+      const int end = ends[seq + lane], begin = lane == 0 ? at : ends[seq + lane - 1] + overhead;
+      const int room = seq + lane < num_seqs ? max((limit - begin) & ~1, 0) : 0;
+      const int next_block = (lane == 0 ? block : 0) + room;
+      misfits = __ballot_sync(0xffffffff, end > limit);
+      const int first = misfits == 0 ? 31 : __ffs(misfits) - 1;
+      at = __shfl_sync(0xffffffff, misfits == 0 ? end + overhead : begin + room, first);
+      block = __shfl_sync(0xffffffff, misfits == 0 ? 0 : next_block, first);
+      seq += misfits == 0 ? 32 : first;
+    }
   }
-  if (low == num_seqs) return {num_seqs, 0, 0, 0};
-  const int begin = low > 0 ? ends[low - 1] : 0, num_blocks = ends[low] - begin - overhead;
-  const int block = cost - begin - overhead;
-  if (block <= snap) return {low, 0, 0, 0};
-  if (num_blocks - block <= snap) return {low + 1, 0, 0, 0};
-  return {low, block, 0, 0};
+  return seq == num_seqs;
 }
 
 __global__ void __launch_bounds__(kPlanThreads)
     decode_plan_kernel(DecodePlan plan, const int* kv_lens, const int* q_begin, int num_seqs, int num_parts,
                        int overhead) {
-  extern __shared__ int ends[];  // [num_seqs]
+  extern __shared__ int line[];  // [1 + num_seqs + 32]
+  int* ends = line + 1;
   __shared__ int scan[kPlanThreads];
+  __shared__ Begin begins[kSizes][kPlanThreads];
   __shared__ Boundary boundaries[kPlanThreads];
+  __shared__ bool suffices[kSizes];
   const int thread = threadIdx.x;
   for (int seq = thread; seq < num_seqs; seq += kPlanThreads) {
-    ends[seq] = (max(kv_lens[seq], 0) + kMlaBlockTokens - 1) / kMlaBlockTokens + overhead;
+    ends[seq] = pairs_up(num_blocks(kv_lens[seq])) + overhead;
   }
+  if (thread == 0) line[0] = 0;
+  if (thread < 32) ends[num_seqs + thread] = kNoEnd;
   __syncthreads();
   const int run = (num_seqs + kPlanThreads - 1) / kPlanThreads, run_begin = min(thread * run, num_seqs);
   const int run_end = min(run_begin + run, num_seqs);
@@ -72,9 +96,16 @@ __global__ void __launch_bounds__(kPlanThreads)
   for (int seq = run_begin; seq < run_end; ++seq) ends[seq] = end += ends[seq];
   __syncthreads();
 
-  const int share = max((ends[num_seqs - 1] + num_parts - 1) / num_parts, 1), snap = min(overhead / 2, share / 16);
+  if (thread / 32 < kSizes) {
+    const int which = thread / 32, average = pairs_up((ends[num_seqs - 1] + num_parts - 1) / num_parts);
+    const bool all = deal(ends, num_seqs, num_parts, overhead, average + 2 * which, begins[which]);
+    if (thread % 32 == 0) suffices[which] = all;
+  }
+  __syncthreads();
+  int which = 0;
+  while (which < kSizes - 1 && !suffices[which]) ++which;
   Boundary own{num_seqs, 0, 0, 0};
-  if (thread < num_parts) own = find_boundary(ends, num_seqs, overhead, thread * share, snap);
+  if (thread < num_parts) own = {begins[which][thread].seq, begins[which][thread].block, 0, 0};
   boundaries[thread] = own;
   __syncthreads();
   const bool inside = own.block > 0;
@@ -97,9 +128,9 @@ __global__ void __launch_bounds__(kPlanThreads)
   const Boundary next = boundaries[thread + 1];
   DecodePart part{own.seq + own.cuts, next.seq + next.cuts, {0, 0}, {}};
   for (int i = part.begin, seq = own.seq, begin = own.block; i < part.end; ++i, ++seq, begin = 0) {
-    const int num_blocks = ends[seq] - (seq > 0 ? ends[seq - 1] : 0) - overhead;
     const bool cut = seq == next.seq;
-    DecodeItem item{seq, begin, cut ? next.block : num_blocks, -1, kv_lens[seq], q_begin[seq], q_begin[seq + 1], 0};
+    const int kv_len = kv_lens[seq], end = cut ? next.block : num_blocks(kv_len);
+    DecodeItem item{seq, begin, end, -1, kv_len, q_begin[seq], q_begin[seq + 1], 0};
     item.q_len -= item.q_begin;
     if (begin > 0)
       item.slot = own.cuts + own.split - 1;
@@ -115,9 +146,8 @@ __global__ void __launch_bounds__(kPlanThreads)
 
 DecodeLayout decode_layout(const MlaDecodeShape& shape) {
   const int rows = static_cast<int>(shape.num_heads * shape.max_q_len);
-  const int widest = shape.cache_dtype == DType::kE4M3 ? 32 : 64;
   DecodeLayout layout{};
-  layout.tile_rows = rows <= 16 ? 16 : rows <= 32 ? 32 : widest;
+  layout.tile_rows = rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
   layout.num_tiles = (rows + layout.tile_rows - 1) / layout.tile_rows;
   layout.num_parts = std::clamp(shape.num_sms / layout.num_tiles, 1, kMaxParts);
   layout.item_overhead = layout.tile_rows == 64 ? 4 : 2;
@@ -165,9 +195,9 @@ absl::Status mla_decode_plan(cudaStream_t stream, const MlaDecodeShape& shape, c
   MOESAIC_CHECK_GE(plan.num_bytes(), mla_decode_plan_bytes(shape));
   const DecodeLayout layout = decode_layout(shape);
   const int num_seqs = static_cast<int>(shape.num_seqs);
-  decode_plan_kernel<<<1, kPlanThreads, num_seqs * sizeof(int), stream>>>(plan_view(plan.raw(), layout.num_parts),
-                                                                          kv_lens.i32(), q_begin.i32(), num_seqs,
-                                                                          layout.num_parts, layout.item_overhead);
+  decode_plan_kernel<<<1, kPlanThreads, (num_seqs + 33) * sizeof(int), stream>>>(
+      plan_view(plan.raw(), layout.num_parts), kv_lens.i32(), q_begin.i32(), num_seqs, layout.num_parts,
+      layout.item_overhead);
   return to_status(cudaGetLastError(), "launching the MLA decode planner");
 }
 

@@ -61,6 +61,7 @@ struct DecodeParams {
   DecodePlan plan;
   const int* block_table;
   int64_t block_table_stride;
+  const uint8_t* fp8_rows;  // [num_rows, 656], or null: the rows are bf16
   int num_heads;
   int partial_rows;
   float scale_log2;    // softmax scale * log2(e)

@@ -10,6 +10,7 @@
 // A warp of its own loads: Q, and each block in three parts (latents left, latents right, rope keys), each refilled as
 // soon as its last reader is done. The rope part of a block is dead once its scores are there: P takes its place.
 #include "kernels/cuda/mla/decode_wide.cuh"
+#include "kernels/cuda/mla/decode_wide_fill.cuh"
 #include "tensor/cuda/cuda_error.h"
 
 namespace moesaic::cuda {
@@ -230,17 +231,18 @@ __device__ __forceinline__ void second_warpgroup(Math& math, State& state, const
   }
 }
 
+template <bool kFp8>
 __global__ void __launch_bounds__(kThreads, 1)
     decode_wide_kernel(const __grid_constant__ DecodeParams params, const __grid_constant__ CUtensorMap q_map,
-                       const __grid_constant__ CUtensorMap tile_map) {
+                       const __grid_constant__ CUtensorMap rows_map) {
   extern __shared__ __align__(1024) uint8_t raw[];
   Shared& shared = *reinterpret_cast<Shared*>(raw);
-  const Layout at{shared_address(&shared)};
+  const Layout at{shared_address(&shared), kFp8};
   if (threadIdx.x == 0) {
     barrier_init(at.q_full(), 1);
     barrier_init(at.q_empty(), 8);
     for (int which = 0; which < 2; ++which) {
-      for (int t = 0; t < 9; ++t) barrier_init(at.full(which, t), 1);
+      for (int t = 0; t < 9; ++t) barrier_init(at.full(which, t), kFp8 && t < 8 ? 4 : 1);
       for (const Part part : {kLeft, kRight}) barrier_init(at.empty(which, part), 4);
     }
     barrier_init_fence();
@@ -252,22 +254,27 @@ __global__ void __launch_bounds__(kThreads, 1)
   const DecodePart part = params.plan.parts[blockIdx.y];
   const int warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup == 2) {
-    fewer_registers<24>();
-    if (threadIdx.x == kMathThreads) load(params, &q_map, &tile_map, shared, at, tile, part);
+    fewer_registers<kFp8 ? 88 : 40>();
+    if constexpr (kFp8)
+      convert(params, &q_map, &rows_map, at, tile, part);
+    else if (threadIdx.x == kMathThreads)
+      load(params, &q_map, &rows_map, at, tile, part);
   } else {
-    more_registers<240>();
+    more_registers<kFp8 ? 208 : 232>();
     const int thread = threadIdx.x % 128;
     Math math{params, shared, at, uniform(thread / 32), thread % 32, thread};
-    while (true) {
-      barrier_wait(at.q_full(), math.q_parity);
-      math.q_parity ^= 1;
-      if (uniform(shared.item.seq) < 0) break;
-      const Task task = make_task(shared.item, params.num_heads, tile, math.warp, math.lane);
+    DecodeItem item = part.first;
+    for (int i = part.begin; i < part.end; ++i) {
+      if (i > part.begin) item = params.plan.items[i];
+      prefetch_to_l1(&params.plan.items[i + 1]);
+      const Task task = make_task(item, params.num_heads, tile, math.warp, math.lane);
+      if (task.num_rows <= 0) continue;
       if (task.num_blocks == 0) {
-        release(math, at.q_empty());
         write_zeros(params, task, threadIdx.x);
         continue;
       }
+      barrier_wait(at.q_full(), math.q_parity);
+      math.q_parity ^= 1;
       State state;
       if (warpgroup == 0)
         first_warpgroup(math, state, task);
@@ -284,16 +291,17 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace wide
 
 void launch_decode_wide(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params,
-                        const CUtensorMap& q_map, const CUtensorMap& tile_map) {
+                        const CUtensorMap& q_map, const CUtensorMap& rows_map) {
   constexpr int kSharedBytes = sizeof(wide::Shared);
-  MOESAIC_CUDA_CHECK(
-      cudaFuncSetAttribute(wide::decode_wide_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  static_assert(kSharedBytes <= 227 * 1024);
+  const auto kernel = params.fp8_rows != nullptr ? wide::decode_wide_kernel<true> : wide::decode_wide_kernel<false>;
+  MOESAIC_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(layout.num_tiles, layout.num_parts);
   config.blockDim = dim3(wide::kThreads);
   config.dynamicSmemBytes = kSharedBytes;
   config.stream = stream;
-  MOESAIC_CUDA_CHECK(cudaLaunchKernelEx(&config, wide::decode_wide_kernel, params, q_map, tile_map));
+  MOESAIC_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, params, q_map, rows_map));
 }
 
 }  // namespace moesaic::cuda

@@ -12,7 +12,7 @@
 
 namespace moesaic::cuda::wide {
 
-constexpr int kTile = 8192;        // bytes of 64 rows x 64 columns of bf16
+constexpr int kTile = kTileBytes;
 constexpr int kBlock = 9 * kTile;  // of a cache block, and of Q
 constexpr int kThreads = 384;      // warpgroups 0 and 1 compute, the first warp of 2 loads
 constexpr int kMathThreads = 256;
@@ -25,7 +25,6 @@ struct Shared {
   uint8_t q[kBlock];
   uint8_t blocks[2][kBlock];
   float max[64], scale[2][64], sum[2][64];
-  DecodeItem item;  // the one whose Q is there; seq -1 ends the work
   uint64_t q_full, q_empty;
   uint64_t full[2][9];   // a tile of 64 columns each, so that products start before the block is whole
   uint64_t empty[2][2];  // the rope part falls free with the right one of block 0, with the left one of block 1
@@ -33,7 +32,8 @@ struct Shared {
 
 // Where things lie, as one register and constants.
 struct Layout {
-  uint32_t base;  // of Shared
+  uint32_t base;   // of Shared
+  bool converted;  // the latents' tiles are filled by ordinary stores, four at a time
   __device__ uint32_t q() const { return base + offsetof(Shared, q); }
   __device__ uint32_t block(int which) const { return base + offsetof(Shared, blocks) + which * kBlock; }
   __device__ uint32_t p(int which) const { return block(which) + 8 * kTile; }  // in place of the rope keys
@@ -56,6 +56,7 @@ __device__ __forceinline__ void scores(float (&s)[32], const Layout& at, int whi
 #pragma unroll
   for (int t = kFirst; t < kFirst + kCount; ++t) {
     barrier_wait(at.full(which, t), parity);
+    if (at.converted && (t == 0 || t == 4)) fence_async_shared();
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -176,62 +177,6 @@ __device__ __forceinline__ void scale_rows(float (&o)[128], int i, float factor)
     o[4 * j + 2 * i] *= factor;
     o[4 * j + 2 * i + 1] *= factor;
   }
-}
-
-// Loads everything, in the order in which the space falls free, and hands the items to the math threads with their Q.
-__device__ __forceinline__ void load(const DecodeParams& params, const CUtensorMap* q_map, const CUtensorMap* tile_map,
-                                     Shared& shared, const Layout& at, int tile, const DecodePart& part) {
-  uint32_t q_parity = 0, parity[2] = {0, 0};
-  // A fresh barrier lets the first wait, for the phase before, pass.
-  const auto refill = [&](int which, int first, int last, int row) {
-    for (int t = first; t < last; ++t) {
-      barrier_expect(at.full(which, t), kTile);
-      tma_load_3d(at.block(which) + t * kTile, tile_map, 0, row, t, at.full(which, t), kEvictFirst);
-    }
-  };
-  DecodeItem item = part.first;
-  for (int i = part.begin; i < part.end; ++i) {
-    if (i > part.begin) item = params.plan.items[i];
-    if (item.q_len * params.num_heads <= tile * 64) continue;
-    const int* table = params.block_table + item.seq * params.block_table_stride;
-    const auto row_of = [&](int b) { return b < item.block_end ? table[b] * 64 : -1; };
-    int row0 = row_of(item.block_begin), row1 = row_of(item.block_begin + 1);
-    barrier_wait(at.q_empty(), q_parity ^ 1);
-    q_parity ^= 1;
-    shared.item = item;
-    if (item.block_begin == item.block_end) {
-      barrier_arrive(at.q_full());
-      continue;
-    }
-    barrier_expect(at.q_full(), kBlock);
-    for (int t = 0; t < 9; ++t) {
-      tma_load_2d(at.q() + t * kTile, q_map, t * 64, item.q_begin * params.num_heads + tile * 64, at.q_full(),
-                  kEvictFirst);
-    }
-    for (int b = item.block_begin; b < item.block_end; b += 2) {
-      const int next0 = row_of(b + 2), next1 = row_of(b + 3);
-      barrier_wait(at.empty(0, kLeft), parity[0] ^ 1);
-      refill(0, 0, 4, row0);
-      if (row1 >= 0) {
-        barrier_wait(at.empty(1, kRight), parity[1] ^ 1);
-        refill(1, 4, 8, row1);
-      }
-      barrier_wait(at.empty(0, kRight), parity[0] ^ 1);
-      refill(0, 4, 9, row0);
-      if (row1 >= 0) {
-        barrier_wait(at.empty(1, kLeft), parity[1] ^ 1);
-        refill(1, 0, 4, row1);
-        refill(1, 8, 9, row1);
-        parity[1] ^= 1;
-      }
-      parity[0] ^= 1;
-      row0 = next0;
-      row1 = next1;
-    }
-  }
-  barrier_wait(at.q_empty(), q_parity ^ 1);
-  shared.item.seq = -1;
-  barrier_arrive(at.q_full());
 }
 
 struct Math {

@@ -49,7 +49,7 @@ absl::Status bench_decode(KernelBench& bench, const Tensor& rows, const DecodeBe
                    .q_len = bench_shape.q_len,
                    .kv_len = bench_shape.kv_len,
                    .dtype = "i32"},
-                  {}, [&](cudaStream_t stream) {
+                  {.bytes = 1.0 * args.plan.num_bytes()}, [&](cudaStream_t stream) {
                     MOESAIC_CHECK(mla_decode_plan(stream, shape, data.kv_lens, data.q_begin, args.plan).ok());
                   });
   }

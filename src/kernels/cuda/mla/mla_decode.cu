@@ -32,6 +32,7 @@ DecodeParams make_params(const MlaDecodeArgs& args, const DecodeLayout& layout) 
   params.plan = plan_view(args.plan.raw(), layout.num_parts);
   params.block_table = args.block_table.i32();
   params.block_table_stride = args.block_table.row_stride();
+  if (args.rows.dtype() == DType::kE4M3) params.fp8_rows = static_cast<const uint8_t*>(args.rows.raw());
   params.num_heads = static_cast<int>(args.shape.num_heads);
   params.partial_rows = layout.partial_rows;
   params.scale_log2 = static_cast<float>(args.softmax_scale * kLog2E);
@@ -50,31 +51,28 @@ absl::Status mla_decode(cudaStream_t stream, const MlaDecodeArgs& args) {
   const DecodeLayout layout = decode_layout(args.shape);
   const DecodeParams params = make_params(args, layout);
   const int64_t q_rows = args.q.dim(0) * args.shape.num_heads, num_rows = args.rows.dim(0);
-  if (args.shape.cache_dtype == DType::kE4M3) {
-    const auto bytes_map = [&](int width, bool swizzle) {
-      return make_tensor_map(args.rows.raw(), DType::kE4M3, {kMlaFp8RowBytes, num_rows}, {kMlaFp8RowBytes}, {width, 64},
-                             swizzle);
-    };
-    MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap latents_map, bytes_map(128, /*swizzle=*/true));
-    MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap scales_map, bytes_map(16, /*swizzle=*/false));
-    launch_decode_fp8(stream, layout, params, args.q.raw(), latents_map, scales_map);
-    launch_decode_merge(stream, layout, params, static_cast<int>(args.shape.num_seqs));
-    return absl::OkStatus();
-  }
-  MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap q_map,
-                           make_tensor_map(args.q.raw(), DType::kBF16, {kWidth, q_rows}, {kWidth * 2},
-                                           {64, layout.tile_rows}, /*swizzle=*/true));
-  // Rows as tiles of 64 columns: one load brings several tiles in the layout that wgmma reads.
-  const auto rows_map = [&](int num_tiles) {
+  const bool wide = layout.tile_rows == 64, fp8 = params.fp8_rows != nullptr;
+  const auto bytes_map = [&](int width, bool swizzle) {
+    return make_tensor_map(args.rows.raw(), DType::kE4M3, {kMlaFp8RowBytes, num_rows}, {kMlaFp8RowBytes}, {width, 64},
+                           swizzle);
+  };
+  // bf16 rows as tiles of 64 columns: one load brings several tiles in the layout that wgmma reads.
+  const auto tiles_map = [&](int num_tiles) {
     return make_tensor_map(args.rows.raw(), DType::kBF16, {64, num_rows, 9}, {kWidth * 2, 128}, {64, 64, num_tiles},
                            /*swizzle=*/true);
   };
-  if (layout.tile_rows == 64) {
-    MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap rows1_map, rows_map(1));
-    launch_decode_wide(stream, layout, params, q_map, rows1_map);
+  MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap q_map,
+                           make_tensor_map(args.q.raw(), DType::kBF16, {kWidth, q_rows}, {kWidth * 2},
+                                           {64, layout.tile_rows}, /*swizzle=*/true));
+  MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap rows_map,
+                           fp8 ? bytes_map(128, /*swizzle=*/true) : tiles_map(wide ? 1 : 3));
+  if (wide) {
+    launch_decode_wide(stream, layout, params, q_map, rows_map);
+  } else if (!fp8) {
+    launch_decode_narrow(stream, layout, params, q_map, rows_map);
   } else {
-    MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap rows3_map, rows_map(3));
-    launch_decode_narrow(stream, layout, params, q_map, rows3_map);
+    MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap scales_map, bytes_map(16, /*swizzle=*/false));
+    launch_decode_narrow_fp8(stream, layout, params, args.q.raw(), rows_map, scales_map);
   }
   launch_decode_merge(stream, layout, params, static_cast<int>(args.shape.num_seqs));
   return absl::OkStatus();

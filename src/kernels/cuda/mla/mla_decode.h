@@ -30,7 +30,7 @@ struct MlaDecodeShape {
 int64_t mla_decode_plan_bytes(const MlaDecodeShape& shape);
 int64_t mla_decode_workspace_bytes(const MlaDecodeShape& shape);
 
-// Cuts the blocks of all sequences into equal shares for the device's multiprocessors.
+// Deals the sequences out to the device's multiprocessors: whole ones in order, the last cut where a share is full.
 // In device memory: kv_lens [num_seqs] i32, >= 0, the step's own rows included; 0 gives zeros. q_begin [num_seqs + 1]
 // i32: sequence s has tokens q_begin[s] .. q_begin[s + 1] - 1, its last positions. plan: at least
 // mla_decode_plan_bytes, 16-byte aligned; written.
@@ -41,7 +41,9 @@ absl::Status mla_decode_plan(cudaStream_t stream, const MlaDecodeShape& shape, c
 struct MlaDecodeArgs {
   MlaDecodeShape shape;
   Tensor q;            // [num_tokens, num_heads, 576] bf16: absorbed nope part, then rotated rope part
-  Tensor rows;         // [num_blocks * 64, 576] bf16, or [num_blocks * 64, 656] e4m3 (the rows of ops.h LatentCache)
+  Tensor rows;         // [num_blocks * 64, 576] bf16, or [num_blocks * 64, 656] e4m3 (the rows of ops.h LatentCache),
+                       // whose scales are below 256,
+                       // whose scales are below 256
   Tensor block_table;  // [num_seqs, >= max blocks] i32, rows may be strided; entries past a sequence's end are not read
   float softmax_scale;
   Tensor plan;       // made by mla_decode_plan from the same shape

@@ -239,6 +239,16 @@ TEST_P(MlaDecode, SameBitsTwice) {
   }
 }
 
+// Scales of FP8 rows of other sizes.
+TEST_P(MlaDecode, SmallLatents) {
+  for (const int64_t num_heads : {16, 32, 64}) {
+    for (const float latent_scale : {1e-3f, 0.1f}) {
+      Batch batch(num_heads, num_heads, ragged(1), GetParam(), latent_scale);
+      batch.check(stream(), 132);
+    }
+  }
+}
+
 // Lengths live on the device: a captured plan and call serve other lengths than those of the capture.
 TEST_P(MlaDecode, GraphsServeOtherLengths) {
   std::vector<Sequence> seqs = {{2, 700}, {2, 64}, {2, 129}};

@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     const auto init = [](uint64_t& barrier, int count) { barrier_init(shared_address(&barrier), count); };
     init(shared.q_full, 1), init(shared.q_empty, 8);
-    for (int i = 0; i < 2; ++i) init(shared.tile_full[i], 1), init(shared.tile_empty[i], 8);
+    for (int i = 0; i < 2; ++i) init(shared.tile_full[i], 1), init(shared.tile_empty[i], 256);
     for (int i = 0; i < kStages; ++i) {
       init(shared.k_full[i], 1), init(shared.k_empty[i], 8);
       init(shared.v_full[i], 1), init(shared.v_empty[i], 8);
@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const Tile& from = shared.tiles[slot];
     const Tile tile{uniform(from.head),  uniform(from.first_query), uniform(from.q_begin),
                     uniform(from.q_len), uniform(from.kv_begin),    uniform(from.kv_len)};
-    release(math, shared.tile_empty[slot]);
+    barrier_arrive(shared_address(&shared.tile_empty[slot]));
     if (tile.head < 0) return;
     barrier_wait(shared_address(&shared.q_full), q_parity);
     q_parity ^= 1;

@@ -268,8 +268,8 @@ struct Fp8Format {
 
 }  // namespace
 
-void launch_decode_fp8(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params, const void* q,
-                       const CUtensorMap& latents_map, const CUtensorMap& scales_map) {
+void launch_decode_narrow_fp8(cudaStream_t stream, const DecodeLayout& layout, const DecodeParams& params,
+                              const void* q, const CUtensorMap& latents_map, const CUtensorMap& scales_map) {
   const auto* bits = static_cast<const uint16_t*>(q);
   if (layout.tile_rows == 16) {
     return launch_narrow<Fp8Format<16>>(stream, layout, params, {latents_map, scales_map, bits});
