@@ -12,10 +12,18 @@ namespace {
 using Expr = GrammarBuilder::Expr;
 using Json = nlohmann::ordered_json;
 
-absl::Status check_schema(const Json& schema) {
+// Of all tools together: so much takes a tenth of a second.
+constexpr int64_t kMaxToolNodes = GrammarBuilder::kMaxNodes / 4;
+
+// Adds the schema's share to *num_nodes. Errors say what cannot be followed, or that no more fits.
+absl::Status check_schema(const Json& schema, int64_t* num_nodes) {
+  const absl::Status too_large = absl::InvalidArgumentError("the schemas of the tools are too large together");
+  if (*num_nodes > kMaxToolNodes) return too_large;
   GrammarBuilder builder;
   MOESAIC_ASSIGN_OR_RETURN(const GrammarBuilder::Rule rule, json_schema_rule(schema, &builder));
-  return builder.build(rule).status();
+  const auto grammar = builder.build(rule);
+  *num_nodes += grammar.ok() ? (*grammar)->num_nodes() : kMaxToolNodes;
+  return *num_nodes > kMaxToolNodes ? too_large : grammar.status();
 }
 
 class CallExprs {
@@ -49,13 +57,14 @@ class CallExprs {
 
  private:
   Expr arguments(const Json& parameters) {
-    if (parameters.empty() || !check_schema(parameters).ok()) return json_.object();
+    if (!check_schema(parameters, &num_nodes_).ok() || parameters.empty()) return json_.object();
     return builder_.call(*json_schema_rule(parameters, &builder_));
   }
 
   const bool is_v3_;
   GrammarBuilder& builder_;
   JsonExprs json_;
+  int64_t num_nodes_ = 0;
 };
 
 }  // namespace
@@ -85,11 +94,12 @@ GrammarBuilder::Expr tool_calls_expr(const ToolCalls& calls, GrammarBuilder* bui
 }
 
 absl::Status check_strict_tools(const Json& tools) {
+  int64_t num_nodes = 0;
   for (size_t i = 0; i < tools.size(); ++i) {
     const Json& function = tools[i].at("function");
+    const absl::Status status = check_schema(function.at("parameters"), &num_nodes);
     if (function.value("strict", Json(false)) != true) continue;
-    MOESAIC_RETURN_IF_ERROR(
-        annotate(check_schema(function.at("parameters")), str_cat("tools[", i, "].function.parameters")));
+    MOESAIC_RETURN_IF_ERROR(annotate(status, str_cat("tools[", i, "].function.parameters")));
   }
   return absl::OkStatus();
 }

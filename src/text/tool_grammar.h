@@ -1,6 +1,6 @@
 // What a model writes to call tools, in the text form of its ToolFormat: the beginning of a call that a request
 // demands, and the grammar of calls. Their arguments follow the tool's parameters as far as json_schema_grammar.h goes;
-// where it does not, they are any JSON object. Pure functions.
+// where it does not, and where the tools before are large, they are any JSON object. Pure functions.
 #pragma once
 
 #include <string>

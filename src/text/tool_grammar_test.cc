@@ -115,5 +115,21 @@ TEST(ToolGrammar, StrictToolsNameWhatCannotBeFollowed) {
   EXPECT_NE(message.find("tools[1].function.parameters: at #/properties/city"), std::string::npos) << message;
 }
 
+// Many large tools take bounded time: those that no longer fit are any object.
+TEST(ToolGrammar, LargeToolsAreBoundedTogether) {
+  Json tools = two_tools();
+  const Json large =
+      Json::parse(R"({"type":"object","properties":{"a":{"type":"string","maxLength":9000}},"required":["a"]})");
+  for (int i = 0; i < 500; ++i) {
+    tools.push_back({{"function", {{"name", str_cat("f", i)}, {"parameters", large}}}});
+  }
+  const ToolCalls calls{.format = ToolFormat::kDeepseekV31, .tools = &tools};
+  const auto grammar = output_grammar(kYesOrNo, "", calls);
+  ASSERT_TRUE(grammar.ok()) << grammar.status();
+  EXPECT_TRUE(check_strict_tools(tools).ok());
+  tools.back()["function"]["strict"] = true;
+  EXPECT_NE(check_strict_tools(tools).message().find("too large together"), absl::string_view::npos);
+}
+
 }  // namespace
 }  // namespace moesaic
