@@ -12,12 +12,15 @@ namespace {
 // A check takes about half a second: the simulator makes some two million tokens a second.
 constexpr int64_t kDecodeTokens = 1'000'000;
 constexpr int64_t kPromptTokens = 24'000'000;
-constexpr int64_t kLeastRequests = 500;
+constexpr int64_t kRequestInTokens = 20;           // what a request costs beside its tokens: of output ...
+constexpr int64_t kRequestInPromptTokens = 1'000;  // ... and of a prompt
+constexpr int64_t kLeastRequests = 400;
 constexpr int64_t kFullSteps = 60;  // of a prefill instance: as long as its queue remembers
 constexpr double kWarmUp = 0.2;     // of a prefill instance's requests
 constexpr int64_t kLeastGroups = 4;
-// A queue that grows by more than this share of the arrivals, and by more than chance explains, never ends.
+// Waits that grow by so much of the time, and so many times, never stop growing.
 constexpr double kLeastGrowth = 0.02;
+constexpr double kLeastRise = 1.25;
 
 // Steps of a decode instance: prompts come with their KV cache, and what the engine takes for their last step is their
 // first decode step.
@@ -98,18 +101,20 @@ TrafficRequest met_request(const TrafficOptions& from, double done, Rng& rng) {
           .num_output = static_cast<int32_t>(output - num_done)};
 }
 
-int64_t num_waiting(const SimResult& result, int64_t at_ns) {
-  int64_t waiting = 0;
-  for (const SimRecord& r : result.records) waiting += r.start_ns <= at_ns && at_ns < r.first_ns ? 1 : 0;
-  return waiting;
-}
-
-// Of requests [first, last), which arrive one after the other.
+// Where more arrives than is served, who comes a second later waits longer by a fixed part of it: from the first to the
+// last quarter of requests [first, last), which arrive one after the other.
 double served_share(const SimResult& result, int64_t first, int64_t last) {
-  const auto arrivals = static_cast<double>(last - first);
-  const auto before = static_cast<double>(num_waiting(result, result.records[first].start_ns));
-  const double growth = static_cast<double>(num_waiting(result, result.records[last - 1].start_ns)) - before;
-  return growth > kLeastGrowth * arrivals + 3 * std::sqrt(before + 1) ? 1 - growth / arrivals : 1.0;
+  const int64_t quarter = std::max<int64_t>(1, (last - first) / 4);
+  const auto mean = [&](int64_t begin, const auto& value) {
+    double sum = 0;
+    for (int64_t i = begin; i < begin + quarter; ++i) sum += static_cast<double>(value(result.records[i]));
+    return sum / static_cast<double>(quarter);
+  };
+  const auto start = [](const SimRecord& r) { return r.start_ns; };
+  const auto wait = [](const SimRecord& r) { return r.first_ns - r.start_ns; };
+  const double before = mean(first, wait), after = mean(last - quarter, wait);
+  const double growth = (after - before) / (mean(last - quarter, start) - mean(first, start));
+  return growth > kLeastGrowth && after > kLeastRise * before ? 1 / (1 + growth) : 1.0;
 }
 
 absl::Status all_served(const SimResult& result) {
@@ -138,7 +143,8 @@ absl::StatusOr<QueueFigures> check_prefill(const LayoutCandidate& c, const Traff
   const int64_t fresh = p.prompt_len - p.cached_len, dp = c.deployment.layout.dp_size;
   const double rate = t.requests_per_s * static_cast<double>(fresh) / static_cast<double>(dp);  // tokens of a group
   const double waiting = in_flight(cost, c, rate) * static_cast<double>(dp) / static_cast<double>(fresh);
-  const int64_t enough = std::min(kFullSteps * p.chunk_tokens * dp / fresh, kPromptTokens / t.input_len);
+  const int64_t enough =
+      std::min(kFullSteps * p.chunk_tokens * dp / fresh, kPromptTokens / (t.input_len + kRequestInPromptTokens));
   std::vector<TrafficRequest> traffic = make_traffic({.num_prompts = std::max(kLeastRequests, enough),
                                                       .arrivals = {.request_rate = t.requests_per_s, .seed = seed},
                                                       .input_len = fresh,
@@ -171,7 +177,7 @@ absl::StatusOr<QueueFigures> check_decode(const LayoutCandidate& c, const Traffi
   const double rate = t.requests_per_s / static_cast<double>(dp);  // of a group
   const double each = in_flight(cost, c, rate * static_cast<double>(output));
   // What is in flight at the start, what counts, and as many again while that ends: 2.5 answers for each in flight.
-  const int64_t budget = kDecodeTokens * 2 / 5 / output;
+  const int64_t budget = kDecodeTokens * 2 / 5 / (output + kRequestInTokens);
   const auto groups = std::clamp<int64_t>(static_cast<int64_t>(static_cast<double>(budget) / std::max(each, 1e-3)),
                                           std::min(kLeastGroups, dp), dp);
   const auto num_met = std::llround(each * static_cast<double>(groups));
@@ -206,9 +212,7 @@ absl::StatusOr<QueueFigures> check_decode(const LayoutCandidate& c, const Traffi
     tpots.push_back(static_cast<double>(r.last_ns - r.start_ns) * 1e-6 / r.num_output);
     residence_s += static_cast<double>(r.last_ns - r.start_ns) * 1e-9;
   }
-  // Those that are in flight at the start wait for the first step.
-  const int64_t begin = num_met + num_counted / 10;
-  QueueFigures out = figures_of(result, std::move(tpots), begin, std::ssize(traffic), slo_percent);
+  QueueFigures out = figures_of(result, std::move(tpots), num_met, std::ssize(traffic), slo_percent);
   out.num_groups = static_cast<int>(groups);
   const double running = rate * residence_s / static_cast<double>(num_counted);  // Little's law, with those that wait
   out.fill = std::min(1.0, running / static_cast<double>(c.point.batch));
