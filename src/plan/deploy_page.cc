@@ -136,21 +136,14 @@ Section instance_section(const char* title, const InstancePlan& plan) {
   return section;
 }
 
-Table trials_table(const char* title, const char* latency, const RoleQueues& role) {
-  const auto ms = [&](const char* percentile) { return Column{str_cat(latency, " ", percentile), "ms"}; };
-  Table table{.title = title,
-              .source = Source::kSimulated,
-              .columns = {{"instances"},
-                          {"of"},
-                          {"an hour", "$"},
-                          {"used by means", "%"},
-                          {"steps filled", "%"},
-                          ms("P50"),
-                          ms("P99"),
-                          {"goal", "", true}}};
+Table trials_table(const char* title, const RoleQueues& role) {
+  Table table{
+      .title = title,
+      .source = Source::kSimulated,
+      .columns = {{"instances"}, {"$ an hour"}, {"used", "%"}, {"P50", "ms"}, {"P99", "ms"}, {"goal", "", true}}};
   for (const QueueTrial& t : role.trials) {
-    table.rows.push_back({count(t.num_instances), t.candidate.label(), t.dollars_per_hour, t.utilisation * 100,
-                          t.figures.fill * 100, t.figures.p50_ms, t.figures.p99_ms,
+    table.rows.push_back({fmt::format("{} x {}", t.num_instances, t.candidate.label()), t.dollars_per_hour,
+                          t.utilisation * 100, t.figures.p50_ms, t.figures.p99_ms,
                           t.missed.empty() ? Cell("holds") : Cell(t.missed)});
   }
   return table;
@@ -166,8 +159,8 @@ Section queues_section(const DeployPlan& plan, const DeployQueues& q, const Goal
       goals.tpot_percent, format_number(1e3 / goals.least_tokens_per_s_per_user), goals.ttft_percent,
       format_number(goals.most_ttft_s), plan.decode.num_instances, plan.prefill.num_instances, plan.dollars_per_hour,
       queues_summary(q));
-  section.tables = {trials_table("Decode instances", "TPOT", q.decode),
-                    trials_table("Prefill instances", "TTFT", q.prefill)};
+  section.tables = {trials_table("Decode: time per token", q.decode),
+                    trials_table("Prefill: time to the first token", q.prefill)};
   return section;
 }
 
