@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -19,6 +21,7 @@ struct DeployConfig {
   double acceptance = 0.6;
   Traffic traffic{.requests_per_s = 100};
   Goals goals;
+  uint64_t seed = 0;
   bool json = false;
   std::string report;
 };
@@ -44,11 +47,18 @@ void declare(ConfigFields& fields, DeployConfig& config) {
   fields.add("requests-per-s", &t.requests_per_s).range(1e-6, 1e9).doc("Requests that arrive");
   fields.add("input-len", &t.input_len).range(1, 1 << 24).unit("tokens").doc("Of a prompt, mean");
   fields.add("output-len", &t.output_len).range(1, 1 << 24).unit("tokens").doc("Of an answer, mean");
+  fields.add("random-range-ratio", &t.range_ratio)
+      .range(0, 1)
+      .doc("Lengths are uniform in [len x (1 - ratio), len x (1 + ratio)]; only queues feel it");
   fields.add("cached-share", &t.cached_share).range(0, 0.999).doc("Of the prompts' tokens, found in the prefix cache");
-  fields.add("tokens-per-s-per-user", &config.goals.least_tokens_per_s_per_user)
-      .range(0, 1e6)
+  Goals& goals = config.goals;
+  fields.add("tokens-per-s-per-user", &goals.least_tokens_per_s_per_user)
+      .range(1e-3, 1e6)
       .doc("Least output speed of a request");
-  fields.add("ttft-s", &config.goals.most_ttft_s).range(1e-3, 1e6).unit("s").doc("Longest time to the first token");
+  fields.add("tpot-percentile", &goals.tpot_percent).range(0, 100).doc("Of the requests, how many have it with queues");
+  fields.add("ttft-s", &goals.most_ttft_s).range(1e-3, 1e6).unit("s").doc("Longest time to the first token");
+  fields.add("ttft-percentile", &goals.ttft_percent).range(0, 100).doc("Of the requests, how many keep it with queues");
+  fields.add("seed", &config.seed).doc("Of the simulated arrivals, lengths and accepted drafts");
   fields.add("json", &config.json).doc("Prints one JSON object");
   fields.add("report", &config.report).doc("Writes an HTML page, or its JSON if the name ends in .json");
 }
@@ -79,6 +89,11 @@ absl::StatusOr<std::vector<int>> ep_sizes_of(const std::string& list) {
   return sizes;
 }
 
+// One line, redrawn.
+void show_progress(const std::string& text) {
+  if (isatty(STDERR_FILENO) == 1) std::fputs(str_cat("\r\x1b[K", text).c_str(), stderr);
+}
+
 absl::Status run(DeployConfig& config) {
   DeploymentSettings& s = config.deployment;
   DeployRequest request{.prefill_balancedness = config.prefill_balancedness,
@@ -94,17 +109,24 @@ absl::Status run(DeployConfig& config) {
   s.ep = s.dp = s.tp = 1;  // the sweep sets the layout
   MOESAIC_ASSIGN_OR_RETURN(request.base, make_deployment(s));
   MOESAIC_ASSIGN_OR_RETURN(const DeployPlan plan, plan_deployment(request));
-  const std::string text = config.json ? deploy_json(plan, request, s.model) : deploy_text(plan, request, s.model);
-  std::fputs(text.c_str(), stdout);
-  return write_report(deploy_report(plan, request, config.command_line), config.report);
+  MOESAIC_ASSIGN_OR_RETURN(const DeployQueues queues,
+                           check_queues(request, plan, config.seed, [](const std::string& trial) {
+                             show_progress(str_cat("simulating ", trial));
+                           }));
+  show_progress("");
+  const auto text_of = config.json ? deploy_json : deploy_text;
+  std::fputs(text_of(plan, queues, request, s.model).c_str(), stdout);
+  return write_report(deploy_report(plan, queues, request, config.command_line), config.report);
 }
 
 }  // namespace
 
 Command plan_deploy_command() {
-  return make_command<DeployConfig, declare, run>("plan deploy",
-                                                  "Chooses decode and prefill instances for given traffic: frontier by "
-                                                  "EP, memory, cost, what binds, serve settings.");
+  return make_command<DeployConfig, declare, run>(
+      "plan deploy",
+      "Chooses decode and prefill instances for given traffic, by means and "
+      "with queues: frontier by EP, memory, cost, what binds, serve "
+      "settings.");
 }
 
 }  // namespace moesaic

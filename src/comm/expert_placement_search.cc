@@ -15,12 +15,25 @@ namespace {
 constexpr int kCopiesTried = 3;
 // From nothing, levelling goes on beyond the published balance up to this part of the mean.
 constexpr double kGoodEnough = 1.01;
+// Experts that give and take a replica where the first numbers of replicas cannot be packed.
+constexpr size_t kGiversTried = 2;
+constexpr size_t kTakersTried = 4;
 // Load that an expert has at least when replicas are given out, as part of the layer's.
 constexpr double kLeastShare = 1e-9;
 // Of two sums of the same loads in another order.
 constexpr double kRounding = 1e-12;
 // A gain below this part of the squared target is rounding.
 constexpr double kLeastGain = 1e-18;
+
+// The first `num` experts by the load of a replica.
+std::vector<int32_t> hottest_replicas(std::span<const double> load, std::span<const int32_t> count, size_t num) {
+  std::vector<int32_t> experts(load.size());
+  std::iota(experts.begin(), experts.end(), 0);
+  std::stable_sort(experts.begin(), experts.end(),
+                   [&](int32_t a, int32_t b) { return load[a] / count[a] > load[b] / count[b]; });
+  experts.resize(std::min(num, experts.size()));
+  return experts;
+}
 
 }  // namespace
 
@@ -138,8 +151,7 @@ std::vector<int32_t> PlacementSearch::count_replicas() const {
   return count;
 }
 
-void PlacementSearch::build() {
-  const std::vector<int32_t> count = count_replicas();
+void PlacementSearch::build(std::span<const int32_t> count) {
   std::vector<uint64_t> order(shape_.num_experts), open, passed;
   for (int e = 0; e < shape_.num_experts; ++e) {
     order[e] = heavy_key(static_cast<float>(state_.load(e) / count[e]), e);
@@ -185,10 +197,14 @@ bool PlacementSearch::plan_from(std::span<const double> load, std::span<const in
 
 void PlacementSearch::plan_afresh(std::span<const double> load, std::span<const int32_t> published, const Goal& goal) {
   state_.reset(load);
-  build();
-  place_missing();
-  state_.settle();
-  reduce(goal.max_load, 4 * shape_.num_slots);
+  std::vector<int32_t> count = count_replicas();
+  const auto build_and_reduce = [&] {
+    build(count);
+    place_missing();
+    state_.settle();
+    reduce(goal.max_load, 4 * shape_.num_slots);
+  };
+  build_and_reduce();
   reduce(goal.mean * kGoodEnough, shape_.num_ranks);
   if (state_.max_load() <= goal.max_load) return;
   std::swap(state_, best_);
@@ -196,6 +212,24 @@ void PlacementSearch::plan_afresh(std::span<const double> load, std::span<const 
   state_.settle();
   reduce(goal.max_load, 4 * shape_.num_slots);
   if (best_.max_load() <= state_.max_load()) std::swap(state_, best_);
+  // Replicas of equal weight that may not share a rank can be hard to pack: an expert of the fullest rank gives a
+  // replica to one with heavy replicas.
+  const std::vector<int32_t> takers = hottest_replicas(load, count, kTakersTried);
+  const std::vector<int32_t> held(state_.held(state_.hottest()).begin(), state_.held(state_.hottest()).end());
+  for (size_t i = 0; i < held.size() && i < kGiversTried; ++i) {
+    for (const int32_t taker : takers) {
+      if (state_.max_load() <= goal.max_load) return;
+      if (count[held[i]] < 2 || taker == held[i]) continue;
+      --count[held[i]];
+      ++count[taker];
+      std::swap(state_, best_);
+      state_.reset(load);
+      build_and_reduce();
+      if (best_.max_load() <= state_.max_load()) std::swap(state_, best_);
+      ++count[held[i]];
+      --count[taker];
+    }
+  }
 }
 
 std::vector<int32_t> PlacementSearch::match_ranks(std::span<const int32_t> current) const {

@@ -53,8 +53,8 @@ class PlacementSearch {
   // Places what current lacks.
   void place_missing();
   std::vector<int32_t> count_replicas() const;  // [num_experts]
-  // Fills state_ from nothing: replicas by heat, then the heaviest to the lightest ranks.
-  void build();
+  // Fills state_ from nothing with so many replicas of each expert: the heaviest first, to the lightest ranks.
+  void build(std::span<const int32_t> count);
   bool place_by_exchange(int expert);
   // The ranks that state_'s sets go to, so that most of them is there already: [num_ranks].
   std::vector<int32_t> match_ranks(std::span<const int32_t> current) const;

@@ -10,13 +10,6 @@ namespace {
 
 // Scheduling and launch of a step: SGLang's overlapped scheduler hides the rest.
 constexpr double kHostSeconds = 1e-3;
-// Drafting and verification are launches of their own that wait for each other, one for each draft and one more. Around
-// DeepEP they are 2.5 ms each: SGLang's table of 65K prompts loses 6 ms a step where nothing overlaps them.
-// Perplexity captures them in graphs.
-double draft_host_seconds(CommFamily family) {
-  return family == CommFamily::kPplx ? 0.25e-3 : 2.5e-3;
-}
-
 // DP ranks in lockstep wait for the slowest of them: clocks, lengths, network. Fitted on the calibration rows of
 // data/validation.csv, beside everything else that no part of the model stands for.
 constexpr double kDecodeLockstep = 0.955;
@@ -65,6 +58,12 @@ LayerCost moe_layer(const Deployment& d, const RankWork& work, OverlapMode overl
 }
 
 }  // namespace
+
+// Around DeepEP 2.5 ms: SGLang's table of 65K prompts loses 6 ms a step where nothing overlaps drafting and
+// verification. Perplexity captures them in graphs.
+double draft_host_seconds(CommFamily family) {
+  return family == CommFamily::kPplx ? 0.25e-3 : 2.5e-3;
+}
 
 void GroupWork::add_decode(int64_t query_len, int64_t kv_len) {
   ++num_decode_seqs;

@@ -61,14 +61,17 @@ struct StepCost {
   double host = 0;     // launches, scheduling, synchronisation
 };
 
+// Host time of drafting, and again of verifying: each is a launch of its own that waits for the one before.
+double draft_host_seconds(CommFamily family);
+
 class CostModel {
  public:
   // Errors: heads that TP does not divide, fewer expert slots than experts, more ranks than experts can use, hardware
   // without a needed unit. Messages show the arithmetic.
   static absl::StatusOr<CostModel> make(Deployment deployment);
 
-  // groups: one entry for each DP group, or a single one that stands for all of them. Takes microseconds, nothing is
-  // kept. A step without tokens costs its host time.
+  // groups: one entry for each DP group, or some that stand for all of them. Takes microseconds, nothing is kept. A
+  // step without tokens costs its host time.
   StepCost step(std::span<const GroupWork> groups) const;
 
   const Deployment& deployment() const { return deployment_; }

@@ -170,10 +170,13 @@ double draft_seconds(const Deployment& d, const RankWork& work) {
   RankWork one = work;
   const double per_seq = static_cast<double>(std::max<int64_t>(1, work.group.num_decode_seqs)) /
                          static_cast<double>(std::max<int64_t>(1, work.group.num_decode_tokens));
-  const LayerCost layer = moe_layer_parts(d, one, per_seq, 1.0);
-  const double seconds = layer.qkv + layer.attention + layer.output + layer.shared + layer.experts + layer.dispatch +
-                         layer.combine + head_seconds(d, one) * per_seq;
-  return seconds * static_cast<double>(d.num_draft);
+  const auto pass = [&](double share) {
+    const LayerCost layer = moe_layer_parts(d, one, share, 1.0);
+    return layer.qkv + layer.attention + layer.output + layer.shared + layer.experts + layer.dispatch + layer.combine +
+           head_seconds(d, one) * per_seq;
+  };
+  // Before it guesses, the module's cache takes in the rows that were verified; further guesses are a row each.
+  return pass(1.0) + pass(per_seq) * static_cast<double>(d.num_draft - 1);
 }
 
 }  // namespace moesaic

@@ -12,6 +12,7 @@ namespace {
 
 constexpr double kMillion = 1e6;
 constexpr double kSecondsPerHour = 3600;
+constexpr size_t kNumCheapest = 8;  // that are kept to be tried with queues
 
 OperatingPoint decode_point(const DeployRequest& r) {
   // A request's rows grow from input to input + output: their mean.
@@ -144,8 +145,11 @@ std::vector<Neighbour> neighbours_of(const LayoutCandidate& winner, double token
   return out;
 }
 
-InstancePlan instance_plan(const LayoutCandidate& winner, double tokens_per_s, const DeployRequest& r) {
+InstancePlan instance_plan(const std::vector<const LayoutCandidate*>& cheapest, double tokens_per_s,
+                           const DeployRequest& r) {
+  const LayoutCandidate& winner = *cheapest.front();
   InstancePlan plan{.candidate = winner};
+  for (const LayoutCandidate* candidate : cheapest) plan.cheapest.push_back(*candidate);
   const int64_t gpus = winner.deployment.layout.world_size();
   plan.num_instances = instances_for(winner, tokens_per_s);
   plan.num_gpus = plan.num_instances * gpus;
@@ -160,21 +164,35 @@ InstancePlan instance_plan(const LayoutCandidate& winner, double tokens_per_s, c
   return plan;
 }
 
-absl::Status nothing_reaches(const Sweep& sweep, const char* phase, const std::string& goal) {
+// Instances do not make a step shorter: the fastest candidate is as fast as it gets.
+absl::Status nothing_reaches(const Sweep& sweep, const Goals& goals) {
   const LayoutCandidate* fastest = nullptr;
+  const auto token_s = [](const LayoutCandidate& c) {
+    return is_decode(c) ? 1 / c.prediction.tokens_per_s_per_user : ttft_seconds(c);
+  };
   for (const LayoutCandidate& c : sweep.fits) {
-    if (fastest == nullptr || c.prediction.step.seconds < fastest->prediction.step.seconds) fastest = &c;
+    if (fastest == nullptr || token_s(c) < token_s(*fastest)) fastest = &c;
   }
   if (fastest == nullptr) {
     const Refusal& last = sweep.refused.back();
-    return absl::ResourceExhaustedError(str_cat(phase, ": nothing fits; ", last.label, ": ", last.reason));
+    return absl::ResourceExhaustedError(str_cat("nothing fits; ", last.label, ": ", last.reason));
   }
-  const std::string reached = is_decode(*fastest)
-                                  ? fmt::format("{:.1f} tok/s per user", fastest->prediction.tokens_per_s_per_user)
-                                  : fmt::format("a first token after {:.2f} s", ttft_seconds(*fastest));
-  return absl::ResourceExhaustedError(fmt::format("{}: nothing reaches {}; the shortest step is {:.2f} ms, {}: {}",
-                                                  phase, goal, fastest->prediction.step.seconds * 1e3, reached,
-                                                  fastest->label()));
+  const LayoutCandidate& c = *fastest;
+  const double step_ms = c.prediction.step.seconds * 1e3;
+  if (is_decode(c)) {
+    const double tokens = c.prediction.tokens_per_step / static_cast<double>(c.point.batch);
+    return absl::ResourceExhaustedError(
+        fmt::format("decode: nothing reaches {:.1f} tok/s per user, {:.2f} ms a token; the fastest, {}, takes a step "
+                    "of {:.2f} ms / "
+                    "{:.2f} tokens = {:.2f} ms a token, {:.1f} tok/s, and more instances do not change that",
+                    goals.least_tokens_per_s_per_user, 1e3 / goals.least_tokens_per_s_per_user, c.label(), step_ms,
+                    tokens, step_ms / tokens, c.prediction.tokens_per_s_per_user));
+  }
+  return absl::ResourceExhaustedError(fmt::format(
+      "prefill: nothing reaches a first token in {:.2f} s; the fastest, {}, waits for half a step of {:.2f} ms and "
+      "takes "
+      "{:.0f}: {:.2f} s, and more instances do not change that",
+      goals.most_ttft_s, c.label(), step_ms, ttft_seconds(c) / c.prediction.step.seconds - 0.5, ttft_seconds(c)));
 }
 
 std::vector<EpFrontier> frontiers_of(const Sweep& sweep, const PlanSpace& space) {
@@ -204,21 +222,18 @@ absl::StatusOr<DeployPlan> plan_deployment(const DeployRequest& r) {
   MOESAIC_ASSIGN_OR_RETURN(const Sweep decode, sweep(r.space, r.base, decode_point(r)));
   plan.frontiers = frontiers_of(decode, r.space);
   const double output_rate = t.requests_per_s * static_cast<double>(t.output_len);
-  const LayoutCandidate* winner = best_decode(decode, output_rate, r.goals.least_tokens_per_s_per_user);
-  if (winner == nullptr) {
-    return nothing_reaches(decode, "decode", fmt::format("{:.1f} tok/s per user", r.goals.least_tokens_per_s_per_user));
-  }
-  plan.decode = instance_plan(*winner, output_rate, r);
+  std::vector<const LayoutCandidate*> cheapest =
+      cheapest_decode(decode, output_rate, r.goals.least_tokens_per_s_per_user, kNumCheapest);
+  if (cheapest.empty()) return nothing_reaches(decode, r.goals);
+  plan.decode = instance_plan(cheapest, output_rate, r);
   Deployment prefill_base = r.base;
   prefill_base.balancedness = r.prefill_balancedness;
   const OperatingPoint point = prefill_point(r);
   MOESAIC_ASSIGN_OR_RETURN(const Sweep prefill, sweep(r.space, prefill_base, point));
   const double input_rate = t.requests_per_s * static_cast<double>(point.prompt_len - point.cached_len);
-  winner = best_prefill(prefill, input_rate, r.goals.most_ttft_s);
-  if (winner == nullptr) {
-    return nothing_reaches(prefill, "prefill", fmt::format("a first token in {:.2f} s", r.goals.most_ttft_s));
-  }
-  plan.prefill = instance_plan(*winner, input_rate, r);
+  cheapest = cheapest_prefill(prefill, input_rate, r.goals.most_ttft_s, kNumCheapest);
+  if (cheapest.empty()) return nothing_reaches(prefill, r.goals);
+  plan.prefill = instance_plan(cheapest, input_rate, r);
   plan.prefill_per_decode = static_cast<double>(plan.prefill.num_gpus) / static_cast<double>(plan.decode.num_gpus);
   for (const InstancePlan* instance : {&plan.decode, &plan.prefill}) {
     plan.dollars_per_hour +=
@@ -230,12 +245,11 @@ absl::StatusOr<DeployPlan> plan_deployment(const DeployRequest& r) {
   return plan;
 }
 
-std::string serve_config(const InstancePlan& instance, const std::string& model_path, int64_t context_length) {
-  const LayoutCandidate& c = instance.candidate;
+std::string serve_config(const LayoutCandidate& c, int64_t num_instances, const std::string& model_path,
+                         int64_t context_length) {
   const Deployment& d = c.deployment;
-  const bool decode = is_decode(c);
-  std::string out =
-      fmt::format("# {}: {} instances, predicted\n", decode ? "decode" : "prefill", instance.num_instances);
+  const EngineLimits limits = engine_limits(c);
+  std::string out = fmt::format("# {}: {} x {}\n", is_decode(c) ? "decode" : "prefill", num_instances, c.label());
   const auto add = [&](const char* name, int64_t value) { out += fmt::format("{} = {}\n", name, value); };
   out += fmt::format("model-path = \"{}\"\n", model_path);
   add("ep-size", d.layout.ep_size());
@@ -243,11 +257,11 @@ std::string serve_config(const InstancePlan& instance, const std::string& model_
   add("tp-size", d.layout.tp_size);
   out += fmt::format("kv-cache-dtype = \"{}\"\n", d.fp8_kv ? "fp8" : "bf16");
   add("context-length", context_length);
-  // Whole blocks of 64 tokens.
-  add("max-total-tokens", c.prediction.memory.kv_tokens_free / 64 * 64);
-  add("max-running-requests", decode ? c.point.batch : std::max<int64_t>(1, c.point.chunk_tokens / c.point.prompt_len));
-  add("chunked-prefill-size", decode ? c.point.batch * (1 + d.num_draft) : c.point.chunk_tokens);
-  add("speculative-num-steps", decode ? d.num_draft : 0);
+  add("max-total-tokens", limits.kv_tokens);
+  add("max-running-requests", limits.max_running_requests);
+  add("chunked-prefill-size", limits.max_step_tokens);
+  add("speculative-num-steps", d.num_draft);
+  if (d.num_draft > 0) out += "speculative-adaptive = false\n";  // the depth that was planned
   return out;
 }
 

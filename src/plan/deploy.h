@@ -11,16 +11,11 @@
 
 namespace moesaic {
 
-struct Traffic {
-  double requests_per_s = 1;
-  int64_t input_len = 2000;  // tokens
-  int64_t output_len = 500;  // tokens
-  double cached_share = 0;   // of the input, found in the prefix cache
-};
-
 struct Goals {
   double least_tokens_per_s_per_user = 20;
   double most_ttft_s = 5;
+  // Of the requests, how many must reach them when there are queues.
+  double tpot_percent = 99, ttft_percent = 99;
 };
 
 struct DeployRequest {
@@ -40,6 +35,7 @@ struct Neighbour {
 
 struct InstancePlan {
   LayoutCandidate candidate;
+  std::vector<LayoutCandidate> cheapest;  // planner.h; the first is the candidate
   int64_t num_instances = 0;
   int64_t num_gpus = 0;
   double utilisation = 0;                              // of the instances' throughput by the traffic
@@ -65,10 +61,12 @@ struct DeployPlan {
   double cost_per_million_output_tokens = 0;  // of both, with the prompts that they need
 };
 
-// Errors: no candidate reaches the goals (the message names the nearest), numbers out of range.
+// By means. Errors: no candidate reaches the goals (the message shows the arithmetic of the nearest), numbers out of
+// range.
 absl::StatusOr<DeployPlan> plan_deployment(const DeployRequest& request);
 
-// The settings file of an instance for `moesaic serve --config`.
-std::string serve_config(const InstancePlan& instance, const std::string& model_path, int64_t context_length);
+// The settings file of so many instances for `moesaic serve --config`.
+std::string serve_config(const LayoutCandidate& candidate, int64_t num_instances, const std::string& model_path,
+                         int64_t context_length);
 
 }  // namespace moesaic

@@ -136,20 +136,50 @@ Section instance_section(const char* title, const InstancePlan& plan) {
   return section;
 }
 
+Table trials_table(const char* title, const RoleQueues& role) {
+  Table table{
+      .title = title,
+      .source = Source::kSimulated,
+      .columns = {{"instances"}, {"$ an hour"}, {"used", "%"}, {"P50", "ms"}, {"P99", "ms"}, {"goal", "", true}}};
+  for (const QueueTrial& t : role.trials) {
+    table.rows.push_back({fmt::format("{} x {}", t.num_instances, t.candidate.label()), t.dollars_per_hour,
+                          t.utilisation * 100, t.figures.p50_ms, t.figures.p99_ms,
+                          t.missed.empty() ? Cell("holds") : Cell(t.missed)});
+  }
+  return table;
+}
+
+Section queues_section(const DeployPlan& plan, const DeployQueues& q, const Goals& goals) {
+  Section section{.title = "With queues"};
+  section.text = fmt::format(
+      "One instance at its share of Poisson arrivals, in virtual time: the cheapest layouts in the order of their "
+      "price, "
+      "until one holds. Goals: P{:g} of TPOT at most {} ms, P{:g} of TTFT at most {} s. By means, predicted: {} decode "
+      "and {} prefill instances, ${:.2f} an hour. With queues, simulated: {}.",
+      goals.tpot_percent, format_number(1e3 / goals.least_tokens_per_s_per_user), goals.ttft_percent,
+      format_number(goals.most_ttft_s), plan.decode.num_instances, plan.prefill.num_instances, plan.dollars_per_hour,
+      queues_summary(q));
+  section.tables = {trials_table("Decode: time per token", q.decode),
+                    trials_table("Prefill: time to the first token", q.prefill)};
+  return section;
+}
+
 }  // namespace
 
-Report deploy_report(const DeployPlan& plan, const DeployRequest& r, const std::string& command) {
+Report deploy_report(const DeployPlan& plan, const DeployQueues& queues, const DeployRequest& r,
+                     const std::string& command) {
   return {.title = "Deployment plan",
           .summary = fmt::format(
               "Decode on {} {} GPUs ({} instances), prefill on {} {} GPUs ({} instances): ${:.2f} an "
-              "hour, ${:.3f} per million output tokens with their prompts. Predicted.",
+              "hour, ${:.3f} per million output tokens with their prompts, by means: predicted. With queues: {}: "
+              "simulated.",
               plan.decode.num_gpus, plan.decode.candidate.deployment.hardware.name, plan.decode.num_instances,
               plan.prefill.num_gpus, plan.prefill.candidate.deployment.hardware.name, plan.prefill.num_instances,
-              plan.dollars_per_hour, plan.cost_per_million_output_tokens),
+              plan.dollars_per_hour, plan.cost_per_million_output_tokens, queues_summary(queues)),
           .command = command,
           .assumptions = deploy_assumptions(plan, r),
-          .sections = {deployment_section(plan, r), frontier_section(plan, r), instance_section("Decode", plan.decode),
-                       instance_section("Prefill", plan.prefill)}};
+          .sections = {deployment_section(plan, r), queues_section(plan, queues, r.goals), frontier_section(plan, r),
+                       instance_section("Decode", plan.decode), instance_section("Prefill", plan.prefill)}};
 }
 
 }  // namespace moesaic

@@ -95,6 +95,79 @@ Json instance_json(const InstancePlan& plan) {
   return out;
 }
 
+const char* latency_name(const QueueTrial& t) {
+  return t.candidate.point.phase == Phase::kDecode ? "TPOT" : "TTFT";
+}
+
+std::string role_queues_text(const RoleQueues& role) {
+  std::string out;
+  for (const QueueTrial& t : role.trials) {
+    out += fmt::format("  {} x {}: ${:.2f} an hour, {:.0f} % used, {} P50 {:.1f} ms, P99 {:.1f} ms: {}\n",
+                       t.num_instances, t.candidate.label(), t.dollars_per_hour, t.utilisation * 100, latency_name(t),
+                       t.figures.p50_ms, t.figures.p99_ms, t.missed.empty() ? "holds" : t.missed);
+  }
+  return out;
+}
+
+Json role_queues_json(const RoleQueues& role) {
+  Json out;
+  for (const QueueTrial& t : role.trials) {
+    Json trial = point_json(t.candidate);
+    trial.update({{"instances", t.num_instances},
+                  {"dollars_per_hour", t.dollars_per_hour},
+                  {"utilisation", t.utilisation},
+                  {"requests", t.figures.num_requests},
+                  {"dp_groups", t.figures.num_groups},
+                  {"latency", t.candidate.point.phase == Phase::kDecode ? "tpot" : "ttft"},
+                  {"p50_ms", t.figures.p50_ms},
+                  {"p99_ms", t.figures.p99_ms},
+                  {"slo_percentile_ms", t.figures.slo_ms},
+                  {"fill", t.figures.fill},
+                  {"served_share", t.figures.served_share},
+                  {"preempted_share", t.figures.preempted_share},
+                  {"missed", t.missed}});
+    out["trials"].push_back(std::move(trial));
+  }
+  out["chosen"] = role.chosen ? Json(*role.chosen) : Json(nullptr);
+  out["instances"] = role.chosen ? Json(role.trials[*role.chosen].num_instances) : Json(nullptr);
+  return out;
+}
+
+Json queues_json(const DeployQueues& q, const Goals& goals) {
+  const bool holds = q.decode.chosen && q.prefill.chosen;
+  return {{"kind", "simulated"},
+          {"seed", q.seed},
+          {"goals",
+           {{"tpot_ms", 1e3 / goals.least_tokens_per_s_per_user},
+            {"tpot_percentile", goals.tpot_percent},
+            {"ttft_ms", goals.most_ttft_s * 1e3},
+            {"ttft_percentile", goals.ttft_percent}}},
+          {"decode", role_queues_json(q.decode)},
+          {"prefill", role_queues_json(q.prefill)},
+          {"dollars_per_hour", holds ? Json(q.dollars_per_hour) : Json(nullptr)},
+          {"dollars_per_million_output_tokens", holds ? Json(q.cost_per_million_output_tokens) : Json(nullptr)}};
+}
+
+std::string queues_text(const DeployPlan& plan, const DeployQueues& q, const Goals& goals) {
+  std::string out = fmt::format(
+      "\nwith queues, simulated (seed {}); at P{:g} at most {:.1f} ms a token, at P{:g} a first token in {:.2f} s\n",
+      q.seed, goals.tpot_percent, 1e3 / goals.least_tokens_per_s_per_user, goals.ttft_percent, goals.most_ttft_s);
+  out += role_queues_text(q.decode) + role_queues_text(q.prefill);
+  out += fmt::format(
+      "by means, predicted: {} x decode, {} x prefill, ${:.2f} an hour, ${:.3f} per million output tokens\n",
+      plan.decode.num_instances, plan.prefill.num_instances, plan.dollars_per_hour,
+      plan.cost_per_million_output_tokens);
+  return out + "with queues, simulated: " + queues_summary(q) + "\n";
+}
+
+// Of the instances with queues; by means where nothing held.
+std::string serve_config_of(const InstancePlan& plan, const RoleQueues& queues, const std::string& model_path,
+                            int64_t context_length) {
+  if (!queues.chosen) return serve_config(plan.candidate, plan.num_instances, model_path, context_length);
+  const QueueTrial& t = queues.trials[*queues.chosen];
+  return serve_config(t.candidate, t.num_instances, model_path, context_length);
+}
+
 std::string range_text(const Prediction& p, const ErrorSummary& error) {
   if (p.in_range) {
     return fmt::format(
@@ -129,11 +202,28 @@ std::vector<std::string> deploy_assumptions(const DeployPlan& plan, const Deploy
                               phase, c.prediction.step.waiting / c.prediction.step.seconds * 100));
   }
   out.push_back(fmt::format("a draft after a right one is right with a chance of {:.2f}", r.acceptance));
-  out.push_back("means over uniform requests: queues and bursts are what moesaic simulate answers");
+  out.push_back("by means: uniform requests, no queues");
+  out.push_back(
+      "with queues: the product's engine in virtual time, one instance of each role at its share of Poisson arrivals; "
+      "a "
+      "decode instance gets its requests one by one, with their KV cache; steps have the fastest overlap");
   for (const HardwareSpec& hardware : r.space.hardware) {
     out.push_back(fmt::format("a GPU of {} costs ${:.2f} an hour", hardware.name, hardware.price_per_gpu_hour));
   }
   return out;
+}
+
+std::string queues_summary(const DeployQueues& q) {
+  if (!q.decode.chosen || !q.prefill.chosen) {
+    return fmt::format("nothing of the {} cheapest that were tried holds for {}", kMaxQueueTrials,
+                       !q.decode.chosen && !q.prefill.chosen ? "decode and prefill"
+                       : !q.decode.chosen                    ? "decode"
+                                                             : "prefill");
+  }
+  const QueueTrial &d = q.decode.trials[*q.decode.chosen], &p = q.prefill.trials[*q.prefill.chosen];
+  return fmt::format("{} x decode ({}), {} x prefill ({}), ${:.2f} an hour, ${:.3f} per million output tokens",
+                     d.num_instances, d.candidate.label(), p.num_instances, p.candidate.label(), q.dollars_per_hour,
+                     q.cost_per_million_output_tokens);
 }
 
 std::string prediction_text(const Prediction& p, const Deployment& d, const ErrorSummary& error) {
@@ -171,7 +261,8 @@ std::string prediction_json(const Prediction& p, const Deployment& d, const Erro
   return out.dump(2) + "\n";
 }
 
-std::string deploy_text(const DeployPlan& plan, const DeployRequest& r, const std::string& model_path) {
+std::string deploy_text(const DeployPlan& plan, const DeployQueues& queues, const DeployRequest& r,
+                        const std::string& model_path) {
   std::string out = "predicted\n\ndecode, tokens/s per user : tokens/s per node (TP, batch, draft, overlap), by EP\n";
   for (const EpFrontier& line : plan.frontiers) {
     out += fmt::format("{} EP{}\n", line.hardware, line.ep_size);
@@ -186,15 +277,16 @@ std::string deploy_text(const DeployPlan& plan, const DeployRequest& r, const st
   out += fmt::format(
       "\n{:.2f} GPUs of prefill for each of decode, ${:.2f} an hour, ${:.3f} per million output tokens with prompts\n",
       plan.prefill_per_decode, plan.dollars_per_hour, plan.cost_per_million_output_tokens);
+  out += queues_text(plan, queues, r.goals);
   out += "\nAssumptions\n";
   for (const std::string& line : deploy_assumptions(plan, r)) out += fmt::format("  - {}\n", line);
-  for (const InstancePlan* instance : {&plan.prefill, &plan.decode}) {
-    out += "\n" + serve_config(*instance, model_path, context_length(r));
-  }
+  out += "\n" + serve_config_of(plan.prefill, queues.prefill, model_path, context_length(r));
+  out += "\n" + serve_config_of(plan.decode, queues.decode, model_path, context_length(r));
   return out;
 }
 
-std::string deploy_json(const DeployPlan& plan, const DeployRequest& r, const std::string& model_path) {
+std::string deploy_json(const DeployPlan& plan, const DeployQueues& queues, const DeployRequest& r,
+                        const std::string& model_path) {
   Json out;
   out["kind"] = "predicted";
   out["assumptions"] = deploy_assumptions(plan, r);
@@ -209,8 +301,9 @@ std::string deploy_json(const DeployPlan& plan, const DeployRequest& r, const st
   out["prefill_gpus_per_decode_gpu"] = plan.prefill_per_decode;
   out["dollars_per_hour"] = plan.dollars_per_hour;
   out["dollars_per_million_output_tokens"] = plan.cost_per_million_output_tokens;
-  out["serve_config"] = {{"decode", serve_config(plan.decode, model_path, context_length(r))},
-                         {"prefill", serve_config(plan.prefill, model_path, context_length(r))}};
+  out["with_queues"] = queues_json(queues, r.goals);
+  out["serve_config"] = {{"decode", serve_config_of(plan.decode, queues.decode, model_path, context_length(r))},
+                         {"prefill", serve_config_of(plan.prefill, queues.prefill, model_path, context_length(r))}};
   return out.dump(2) + "\n";
 }
 

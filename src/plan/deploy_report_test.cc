@@ -18,10 +18,11 @@ using ::testing::HasSubstr;
 struct Planned {
   DeployRequest request;
   DeployPlan plan;
+  DeployQueues queues;
   Report report;
 };
 
-Planned planned() {
+Planned plan_once() {
   Planned out;
   DeployRequest& r = out.request;
   r.space.hardware = {*find_hardware("h100"), *find_hardware("h200")};
@@ -30,8 +31,14 @@ Planned planned() {
   r.base.balancedness = 0.85;
   r.traffic = {.requests_per_s = 300, .input_len = 2000, .output_len = 400};
   out.plan = *plan_deployment(r);
-  out.report = deploy_report(out.plan, r, "moesaic plan deploy --x <1>");
+  out.queues = *check_queues(r, out.plan, 1, {});
+  out.report = deploy_report(out.plan, out.queues, r, "moesaic plan deploy --x <1>");
   return out;
+}
+
+const Planned& planned() {
+  static const Planned once = plan_once();
+  return once;
 }
 
 const Table& table_of(const Section& section, const std::string& begin) {
@@ -46,8 +53,8 @@ double sum(const Table& table) {
 }
 
 TEST(DeployReport, ChartsHoldEveryPointOfEveryFrontier) {
-  const Planned p = planned();
-  const Section& section = p.report.sections.at(1);
+  const Planned& p = planned();
+  const Section& section = p.report.sections.at(2);
   ASSERT_EQ(section.charts.size(), 2u);
   size_t line = 0;
   for (const Chart& chart : section.charts) {
@@ -69,8 +76,8 @@ TEST(DeployReport, ChartsHoldEveryPointOfEveryFrontier) {
 }
 
 TEST(DeployReport, TheFrontierOfAllBeatsEveryPoint) {
-  const Planned p = planned();
-  const Table& all = table_of(p.report.sections.at(1), "Frontier");
+  const Planned& p = planned();
+  const Table& all = table_of(p.report.sections.at(2), "Frontier");
   for (const EpFrontier& line : p.plan.frontiers) {
     for (const LayoutCandidate& c : line.points) {
       EXPECT_TRUE(std::any_of(all.rows.begin(), all.rows.end(), [&](const auto& row) {
@@ -82,8 +89,8 @@ TEST(DeployReport, TheFrontierOfAllBeatsEveryPoint) {
 }
 
 TEST(DeployReport, PartsAddUp) {
-  const Planned p = planned();
-  for (const auto& [index, instance] : {std::pair{2, &p.plan.decode}, {3, &p.plan.prefill}}) {
+  const Planned& p = planned();
+  for (const auto& [index, instance] : {std::pair{3, &p.plan.decode}, {4, &p.plan.prefill}}) {
     const Section& section = p.report.sections.at(index);
     const Prediction& prediction = instance->candidate.prediction;
     EXPECT_THAT(section.text, HasSubstr(instance->limit));
@@ -95,12 +102,12 @@ TEST(DeployReport, PartsAddUp) {
 }
 
 TEST(DeployReport, TextAndJsonSayTheSame) {
-  const Planned p = planned();
-  const auto json = nlohmann::json::parse(deploy_json(p.plan, p.request, "model"));
+  const Planned& p = planned();
+  const auto json = nlohmann::json::parse(deploy_json(p.plan, p.queues, p.request, "model"));
   EXPECT_EQ(json["assumptions"].get<std::vector<std::string>>(), p.report.assumptions);
   EXPECT_THAT(p.report.assumptions, Contains(HasSubstr("published systems")));
   EXPECT_THAT(p.report.assumptions, Contains(HasSubstr("prefill: predicted; balancedness 0.68")));
-  const std::string text = deploy_text(p.plan, p.request, "model");
+  const std::string text = deploy_text(p.plan, p.queues, p.request, "model");
   for (const std::string& line : p.report.assumptions) EXPECT_THAT(text, HasSubstr(line));
   // The price of an hour is that of the tokens of an hour.
   const double tokens = p.request.traffic.requests_per_s * 400 * 3600;
@@ -108,6 +115,33 @@ TEST(DeployReport, TextAndJsonSayTheSame) {
   const Table& both = table_of(p.report.sections.at(0), "Both");
   EXPECT_EQ(both.rows.at(1)[1].number, json["dollars_per_hour"].get<double>());
   EXPECT_THAT(report_html(p.report), HasSubstr("--x &lt;1&gt;"));
+}
+
+// With queues every figure says simulated, and text, JSON and page have the same ones.
+TEST(DeployReport, QueuesAreShownApart) {
+  const Planned& p = planned();
+  const auto json = nlohmann::json::parse(deploy_json(p.plan, p.queues, p.request, "model"))["with_queues"];
+  EXPECT_EQ(json["kind"], "simulated");
+  EXPECT_EQ(json["goals"]["tpot_ms"].get<double>(), 1e3 / p.request.goals.least_tokens_per_s_per_user);
+  ASSERT_TRUE(p.queues.decode.chosen && p.queues.prefill.chosen);
+  const Section& section = p.report.sections.at(1);
+  const std::string text = deploy_text(p.plan, p.queues, p.request, "model");
+  for (const auto& [name, table, role] :
+       {std::tuple{"decode", 0, &p.queues.decode}, std::tuple{"prefill", 1, &p.queues.prefill}}) {
+    EXPECT_EQ(section.tables.at(table).source, Source::kSimulated);
+    ASSERT_EQ(section.tables[table].rows.size(), role->trials.size());
+    ASSERT_EQ(json[name]["trials"].size(), role->trials.size());
+    EXPECT_EQ(json[name]["chosen"].get<size_t>(), *role->chosen);
+    for (size_t i = 0; i < role->trials.size(); ++i) {
+      const QueueTrial& trial = role->trials[i];
+      EXPECT_EQ(section.tables[table].rows[i][4].number, trial.figures.p99_ms);
+      EXPECT_EQ(json[name]["trials"][i]["p99_ms"].get<double>(), trial.figures.p99_ms);
+      EXPECT_THAT(text, HasSubstr(std::to_string(trial.num_instances) + " x " + trial.candidate.label()));
+    }
+  }
+  EXPECT_THAT(text, HasSubstr("with queues, simulated: " + queues_summary(p.queues)));
+  EXPECT_THAT(section.text, HasSubstr(queues_summary(p.queues)));
+  EXPECT_EQ(json["dollars_per_hour"].get<double>(), p.queues.dollars_per_hour);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <numeric>
+#include <set>
 
 #include "comm/expert_placement.h"
 
@@ -112,6 +113,26 @@ constexpr CountsShape kSmall{.num_hidden_layers = 3, .first_k_dense_replace = 1,
 std::string message(std::string_view text) {
   const auto records = parse_expert_counts(text, "counts.jsonl", kSmall);
   return records.ok() ? str_cat(records->size(), " records") : str_cat(records.status().message());
+}
+
+// Layers whose heaviest experts have replicas of equal weight and ranks of uneven slots: packing them without two of
+// one on a rank, and as evenly as the published algorithm with two, takes other numbers of replicas.
+TEST(ExpertLoads, HardLayersArePackedWithoutStackedReplicas) {
+  constexpr ExpertSkew kExtreme{.group_sigma = 1.0, .expert_sigma = 1.0};
+  const PlacementShape shape{.num_experts = kExperts, .num_slots = 352, .num_ranks = 144};
+  for (const auto& [seed, layer] : {std::pair{57, 32}, {147, 1}, {177, 36}}) {
+    const ExpertLoads loads = generate_loads(kLayers, kExperts, kExtreme, seed);
+    const auto planned = plan_placement(shape, loads.layer(layer), {}, nullptr);
+    ASSERT_TRUE(planned.ok());
+    std::set<std::pair<int, int32_t>> seen;
+    for (int slot = 0; slot < shape.num_slots; ++slot) {
+      const int32_t expert = (*planned)[slot];
+      EXPECT_TRUE(expert < 0 || seen.insert({shape.rank_of(slot), expert}).second) << "seed " << seed;
+    }
+    const auto published = published_placement(shape, loads.layer(layer));
+    EXPECT_GE(balancedness(rank_loads(shape, *planned, loads.layer(layer))),
+              balancedness(rank_loads(shape, published->phy2log, loads.layer(layer))) * (1 - 1e-9));
+  }
 }
 
 TEST(ExpertCounts, RecordsAreRead) {

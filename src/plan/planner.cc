@@ -47,19 +47,31 @@ void try_sizes(const PlanSpace& space, const Deployment& deployment, OperatingPo
   }
 }
 
+bool differ_in_batch_alone(const LayoutCandidate& a, const LayoutCandidate& b) {
+  const Deployment &x = a.deployment, &y = b.deployment;
+  return x.hardware.name == y.hardware.name && x.layout.ep_size() == y.layout.ep_size() &&
+         x.layout.tp_size == y.layout.tp_size && x.num_draft == y.num_draft &&
+         a.point.chunk_tokens == b.point.chunk_tokens;
+}
+
 template <typename Reaches>
-const LayoutCandidate* cheapest(const Sweep& sweep, double tokens_per_s, Reaches reaches) {
-  const LayoutCandidate* best = nullptr;
+std::vector<const LayoutCandidate*> cheapest(const Sweep& sweep, double tokens_per_s, size_t num, Reaches reaches) {
+  std::vector<const LayoutCandidate*> sorted, out;
   for (const LayoutCandidate& candidate : sweep.fits) {
-    if (!reaches(candidate)) continue;
-    if (best != nullptr) {
-      const double cost = dollars_per_hour(candidate, tokens_per_s), least = dollars_per_hour(*best, tokens_per_s);
-      const bool is_faster = candidate.prediction.tokens_per_s_per_gpu > best->prediction.tokens_per_s_per_gpu;
-      if (cost > least || (cost == least && !is_faster)) continue;
-    }
-    best = &candidate;
+    if (reaches(candidate)) sorted.push_back(&candidate);
   }
-  return best;
+  std::stable_sort(sorted.begin(), sorted.end(), [&](const LayoutCandidate* a, const LayoutCandidate* b) {
+    const double x = dollars_per_hour(*a, tokens_per_s), y = dollars_per_hour(*b, tokens_per_s);
+    return x != y ? x < y : a->prediction.tokens_per_s_per_gpu > b->prediction.tokens_per_s_per_gpu;
+  });
+  for (const LayoutCandidate* candidate : sorted) {
+    if (out.size() == num) break;
+    const bool is_known = std::any_of(out.begin(), out.end(), [&](const LayoutCandidate* other) {
+      return differ_in_batch_alone(*candidate, *other);
+    });
+    if (!is_known) out.push_back(candidate);
+  }
+  return out;
 }
 
 }  // namespace
@@ -156,14 +168,16 @@ double dollars_per_hour(const LayoutCandidate& candidate, double tokens_per_s) {
   return static_cast<double>(gpus) * candidate.deployment.hardware.price_per_gpu_hour;
 }
 
-const LayoutCandidate* best_decode(const Sweep& sweep, double tokens_per_s, double least_tokens_per_s_per_user) {
-  return cheapest(sweep, tokens_per_s, [&](const LayoutCandidate& candidate) {
+std::vector<const LayoutCandidate*> cheapest_decode(const Sweep& sweep, double tokens_per_s,
+                                                    double least_tokens_per_s_per_user, size_t num) {
+  return cheapest(sweep, tokens_per_s, num, [&](const LayoutCandidate& candidate) {
     return candidate.prediction.tokens_per_s_per_user >= least_tokens_per_s_per_user;
   });
 }
 
-const LayoutCandidate* best_prefill(const Sweep& sweep, double tokens_per_s, double most_ttft_s) {
-  return cheapest(sweep, tokens_per_s,
+std::vector<const LayoutCandidate*> cheapest_prefill(const Sweep& sweep, double tokens_per_s, double most_ttft_s,
+                                                     size_t num) {
+  return cheapest(sweep, tokens_per_s, num,
                   [&](const LayoutCandidate& candidate) { return ttft_seconds(candidate) <= most_ttft_s; });
 }
 
@@ -172,6 +186,15 @@ double ttft_seconds(const LayoutCandidate& candidate) {
   const double steps =
       std::ceil(static_cast<double>(p.prompt_len - p.cached_len) / static_cast<double>(p.chunk_tokens));
   return candidate.prediction.step.seconds * (0.5 + steps);
+}
+
+EngineLimits engine_limits(const LayoutCandidate& candidate) {
+  const OperatingPoint& p = candidate.point;
+  const int64_t kv_tokens = candidate.prediction.memory.kv_tokens_free / 64 * 64;
+  if (p.phase == Phase::kDecode) return {p.batch, p.batch * (1 + candidate.deployment.num_draft), kv_tokens};
+  // A step may begin with the rest of one prompt and end with the beginning of another.
+  const int64_t fresh = p.prompt_len - p.cached_len;
+  return {(p.chunk_tokens + fresh - 1) / fresh + 1, p.chunk_tokens, kv_tokens};
 }
 
 }  // namespace moesaic

@@ -1,5 +1,5 @@
 // Planner: every layout, batch and mode of a deployment that fits, what each gives, and which of them is worth having.
-// Means over uniform requests, without queues: the simulator (sim.h) answers for arrivals. Pure; any thread.
+// Means over uniform requests, without queues: queue_check.h answers for arrivals. Pure; any thread.
 #pragma once
 
 #include <string>
@@ -8,6 +8,15 @@
 #include "plan/predict.h"
 
 namespace moesaic {
+
+// What is asked of a deployment.
+struct Traffic {
+  double requests_per_s = 1;
+  int64_t input_len = 2000;  // tokens, mean
+  int64_t output_len = 500;  // tokens, mean
+  double range_ratio = 0;    // lengths are uniform in [len (1 - r), len (1 + r)]; means do not see it
+  double cached_share = 0;   // of the input, found in the prefix cache
+};
 
 // What is tried. Each list is ascending.
 struct PlanSpace {
@@ -56,11 +65,22 @@ std::vector<const LayoutCandidate*> select(const Sweep& sweep, const std::string
 int64_t instances_for(const LayoutCandidate& candidate, double tokens_per_s);
 double dollars_per_hour(const LayoutCandidate& candidate, double tokens_per_s);
 
-// The candidate whose instances for so many tokens a second cost least, of those with at least this speed, or whose
-// prompts are done in time; among equals the one with the most throughput. Null if none is.
-const LayoutCandidate* best_decode(const Sweep& sweep, double tokens_per_s, double least_tokens_per_s_per_user);
-const LayoutCandidate* best_prefill(const Sweep& sweep, double tokens_per_s, double most_ttft_s);
+// The candidates whose instances for so many tokens a second cost least, the cheapest first, of those with at least
+// this speed, or whose prompts are done in time; among equals the one with the most throughput. Of candidates that
+// differ in batch and overlap alone only the first is among them. At most `num`, perhaps none.
+std::vector<const LayoutCandidate*> cheapest_decode(const Sweep& sweep, double tokens_per_s,
+                                                    double least_tokens_per_s_per_user, size_t num);
+std::vector<const LayoutCandidate*> cheapest_prefill(const Sweep& sweep, double tokens_per_s, double most_ttft_s,
+                                                     size_t num);
 // Half a step of waiting for the running one, then the steps of the prompt; no queue.
 double ttft_seconds(const LayoutCandidate& candidate);
+
+// What the engine of an instance is limited to, of each DP group: the settings of `serve`.
+struct EngineLimits {
+  int64_t max_running_requests = 0;
+  int64_t max_step_tokens = 0;
+  int64_t kv_tokens = 0;  // whole blocks of 64
+};
+EngineLimits engine_limits(const LayoutCandidate& candidate);
 
 }  // namespace moesaic

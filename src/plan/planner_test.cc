@@ -150,7 +150,7 @@ TEST(Deploy, ServeConfigNamesRealSettings) {
   const auto plan = plan_deployment(r);
   ASSERT_TRUE(plan.ok());
   for (const InstancePlan* instance : {&plan->decode, &plan->prefill}) {
-    const std::string text = serve_config(*instance, "model", 2400);
+    const std::string text = serve_config(instance->candidate, 1, "model", 2400);
     const auto entries = parse_config_text(text, "serve.toml");
     ASSERT_TRUE(entries.ok()) << entries.status();
     EXPECT_THAT(text, HasSubstr(str_cat("ep-size = ", instance->candidate.deployment.layout.ep_size())));

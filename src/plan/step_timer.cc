@@ -59,11 +59,29 @@ std::string TableStepTimer::source() const {
 }
 
 absl::StatusOr<CostStepTimer> CostStepTimer::make(Deployment deployment) {
+  if (deployment.num_draft > 0) MOESAIC_RETURN_IF_ERROR(CostModel::make(deployment).status());
   deployment.num_draft = 0;
   MOESAIC_ASSIGN_OR_RETURN(CostModel cost, CostModel::make(deployment));
-  deployment.num_draft = 1;
+  // The engine drafts as it decides; a model without the module was refused above if drafts are asked for.
+  deployment.num_draft = deployment.model.num_nextn_predict_layers > 0 ? 1 : 0;
   MOESAIC_ASSIGN_OR_RETURN(CostModel draft_cost, CostModel::make(std::move(deployment)));
   return CostStepTimer(std::move(cost), std::move(draft_cost));
+}
+
+// As predict() counts them: a step of so many drafts and their verification.
+double CostStepTimer::step_s(const StepWork& work) const {
+  double seconds = cost_.step(work.groups).seconds;
+  for (const GroupWork& group : work.groups) {
+    if (group.num_decode_tokens > group.num_decode_seqs) return seconds + draft_host_seconds(cost_.deployment().comm);
+  }
+  return seconds;
+}
+
+double CostStepTimer::draft_level_s(const StepWork& work) const {
+  const StepCost step = draft_cost_.step(work.groups);
+  const double device = step.seconds - step.host - step.waiting;
+  if (device <= 0) return 0;
+  return step.draft * (1 + step.waiting / device) + draft_host_seconds(cost_.deployment().comm);
 }
 
 std::string CostStepTimer::source() const {

@@ -56,14 +56,14 @@ class TableStepTimer final : public StepTimer {
 class CostStepTimer final : public StepTimer {
  public:
   static absl::StatusOr<CostStepTimer> make(Deployment deployment);
-  double step_s(const StepWork& work) const override { return cost_.step(work.groups).seconds; }
-  double draft_level_s(const StepWork& work) const override { return draft_cost_.step(work.groups).draft; }
+  double step_s(const StepWork& work) const override;
+  double draft_level_s(const StepWork& work) const override;
   std::string source() const override;
 
  private:
   CostStepTimer(CostModel cost, CostModel draft_cost) : cost_(std::move(cost)), draft_cost_(std::move(draft_cost)) {}
   CostModel cost_;        // without drafts
-  CostModel draft_cost_;  // with one
+  CostModel draft_cost_;  // with one, if the model can
 };
 
 }  // namespace moesaic
