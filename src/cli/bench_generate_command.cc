@@ -118,9 +118,7 @@ absl::StatusOr<Figure> run_once(Engine& engine, const Scenario& scenario, int64_
   MOESAIC_RETURN_IF_ERROR(run_requests(engine, make_requests(scenario, vocab_size),
                                        {.max_open = scenario.num_streams, .stop_wanted = {}},
                                        [&](size_t index, const RequestOutput& output) {
-                                         std::vector<int32_t>& ids = outputs[index];
-                                         ids.insert(ids.end(), output.token_ids.begin(), output.token_ids.end());
-                                         if (output.finish_reason == FinishReason::kNone) return;
+                                         outputs[index] = output.token_ids;
                                          arrival_ns = std::min(arrival_ns, output.times.arrival_ns);
                                          first_ns = std::min(first_ns, output.times.prompt_done_ns);
                                          last_ns = std::max(last_ns, output.times.output_ns);
@@ -146,7 +144,6 @@ absl::StatusOr<Figure> run_tasks(Engine& engine, const std::vector<Task>& tasks)
   MOESAIC_RETURN_IF_ERROR(run_requests(engine, std::move(requests), {.max_open = 1, .stop_wanted = {}},
                                        [&](size_t, const RequestOutput& output) {
                                          for (const int32_t id : output.token_ids) add_to_hash(id, &figure.hash);
-                                         if (output.finish_reason == FinishReason::kNone) return;
                                          num_tokens += output.num_output_tokens - 1;
                                          decode_ns += output.times.output_ns - output.times.prompt_done_ns;
                                        }));
