@@ -1,5 +1,6 @@
-// AmxTiles: the tile registers of this thread while the object lives. Tiles 0 .. 6 have num_rows rows (accumulators and
-// left operands), tile 7 has 16 (right operands); all rows have 64 bytes. For x86-64, where isa_supported(Isa::kAmx).
+// AmxTiles: the tile registers of this thread while the object lives. The last num_right tiles have 16 rows (right
+// operands), those before have num_rows (accumulators and left operands); all rows have 64 bytes. For x86-64, where
+// isa_supported(Isa::kAmx).
 #pragma once
 
 #include <immintrin.h>
@@ -16,11 +17,11 @@ namespace moesaic {
 
 class AmxTiles {
  public:
-  explicit AmxTiles(int64_t num_rows) {
+  AmxTiles(int64_t num_rows, int num_right) {
     Config config;
     for (int tile = 0; tile < 8; ++tile) {
       config.row_bytes[tile] = 64;
-      config.rows[tile] = static_cast<uint8_t>(tile == 7 ? 16 : num_rows);
+      config.rows[tile] = static_cast<uint8_t>(tile >= 8 - num_right ? 16 : num_rows);
     }
     _tile_loadconfig(&config);
   }

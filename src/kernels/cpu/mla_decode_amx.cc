@@ -95,7 +95,7 @@ class Chunk {
   }
 
   void run() {
-    const AmxTiles tiles(16);
+    const AmxTiles tiles(16, 1);  // all have 16
     scores();
     probabilities();
     for (int64_t dim = 0; dim < c_.lora; dim += 2 * kAmxTileDims) {
