@@ -39,6 +39,18 @@ class AmxTiles {
   };
 };
 
+MOESAIC_AMX_INLINE __m512 widen_bf16(__m256i words) {
+  return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, words), 16));
+}
+
+// 32 values as bf16, rounded to nearest; what is left of each takes its place.
+MOESAIC_AMX_INLINE __m512i take_bf16(__m512* first, __m512* second) {
+  const __m512i words = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(*second, *first));
+  *first = _mm512_sub_ps(*first, widen_bf16(_mm512_castsi512_si256(words)));
+  *second = _mm512_sub_ps(*second, widen_bf16(_mm512_maskz_extracti64x4_epi64(0xff, words, 1)));
+  return words;
+}
+
 }  // namespace moesaic
 
 MOESAIC_TARGET_END

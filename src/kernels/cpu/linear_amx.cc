@@ -223,21 +223,12 @@ class AmxLinear {
     }
   }
 
-  static MOESAIC_AMX_INLINE __m512 widen_bf16(__m256i words) {
-    return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, words), 16));
-  }
-
   // 32 activations; the terms go to `to`, `term_stride` apart.
   static MOESAIC_AMX_INLINE void split_tile_row(const float* x, uint32_t mask, uint16_t* to, int64_t term_stride) {
     __m512 left = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), x);
     __m512 right = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), x + 16);
 #pragma GCC unroll 3
-    for (int term = 0; term < kTerms; ++term, to += term_stride) {
-      const __m512i words = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(right, left));
-      _mm512_store_si512(to, words);
-      left = _mm512_sub_ps(left, widen_bf16(_mm512_castsi512_si256(words)));
-      right = _mm512_sub_ps(right, widen_bf16(_mm512_maskz_extracti64x4_epi64(0xff, words, 1)));
-    }
+    for (int term = 0; term < kTerms; ++term, to += term_stride) _mm512_store_si512(to, take_bf16(&left, &right));
   }
 
   // ---- weights: one k tile of a panel as two tiles [16 k pairs][16 columns][2] ----
