@@ -7,7 +7,8 @@
 namespace moesaic {
 
 // How linears take f32 activations where the CPU multiplies bf16 tiles: kExact as they are, kShort with 16 significant
-// bits (within 2^-17; other engines keep 8), which is a third less work.
+// bits (within 2^-17; other engines keep 8), which is a third less work. Served models choose kShort
+// (model/deepseek.cc).
 enum class LinearMath { kExact, kShort };
 
 class Stream {
