@@ -186,9 +186,9 @@ void bench_small(Bench& bench) {
     const Tensor turns(table.data(), DType::kF32, {4096, 64});
     rope_table({.dim = 64, .theta = 10000}, turns);
     std::vector<int32_t> positions(m, 77);
-    const Tensor heads(x.data(), DType::kF32, {m, 8, 192});
+    const Tensor heads(x.data(), DType::kF32, {m, 8 * 192});
     bench.report_time(str_cat("rope_8_heads_m", m), bench.best_seconds([&] {
-      rope_inplace(bench.stream(), {.x = heads, .table = turns, .positions = positions});
+      rope(bench.stream(), {.x = heads, .num_heads = 8, .table = turns, .positions = positions, .y = heads});
     }),
                       turns);
     const Buffer ids(m * 8 * 4), weights(m * 8 * 4);

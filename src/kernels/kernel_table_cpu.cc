@@ -18,7 +18,7 @@ constexpr int64_t kHeads = 16, kLora = 512, kRope = 64, kNope = 128, kValue = 12
 class CpuTable {
  public:
   CpuTable(const KernelTableOptions& options, const std::function<void(const std::string&)>& print)
-      : options_(options), print_(print), pool_(options.num_threads, 2000), stream_(pool_) {}
+      : options_(options), print_(print), pool_(options.num_threads, 2000), stream_(pool_, LinearMath::kShort) {}
 
   void run() {
     using Shapes = std::vector<std::pair<int64_t, int64_t>>;  // (n, k)

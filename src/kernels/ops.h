@@ -103,13 +103,15 @@ double rope_softmax_factor(const RopeConfig& config);
 // cos/sin of positions [0, max_positions): table [max_positions, dim] f32 as (cos, sin) pairs.
 void rope_table(const RopeConfig& config, const Tensor& table);
 
-// Rotates the pairs (x[2i], x[2i+1]) of the last `dim` elements of each head, in place.
+// Rotates the pairs (x[2i], x[2i+1]) of the last `dim` elements of each head into those of y; writes nothing else.
 struct RopeArgs {
-  Tensor x;                            // [num_tokens, num_heads, head_dim] f32; or rows strided with num_heads = 1
+  Tensor x;  // [num_tokens, num_heads * head_dim] f32, rows may be strided
+  int64_t num_heads = 1;
   Tensor table;                        // [max_positions, dim] f32
   std::span<const int32_t> positions;  // [num_tokens]
+  Tensor y;                            // [num_tokens, num_heads * its own head_dim] f32; may be x
 };
-void rope_inplace(Stream& stream, const RopeArgs& args);
+void rope(Stream& stream, const RopeArgs& args);
 
 // ---- MLA ---------------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ struct Figure {
 class OpsBench {
  public:
   OpsBench(const OpsBenchOptions& options, const std::function<void(const std::string&)>& print)
-      : options_(options), print_(print), pool_(options.num_threads, 2000), stream_(pool_) {}
+      : options_(options), print_(print), pool_(options.num_threads, 2000), stream_(pool_, LinearMath::kShort) {}
 
   void run() {
     peak_gflops_ = measure_fma_peak_gflops(options_.small ? 0.01 : 0.2);

@@ -17,6 +17,7 @@ struct DeepseekModel::Impl {
         expert_map(std::move(expert_map)),
         rank(rank),
         fp8(options.activations == ActivationMode::kFp8 && config.fp8_weights),
+        linear_math(fp8 || options.kv_dtype == DType::kF32 ? LinearMath::kExact : LinearMath::kShort),
         plan(options, options.layout.tp_rank(rank)),
         arena(forward_workspace(config, options).total()) {
     for (int64_t layer = 0; layer < kv_layers(config, options); ++layer) {
@@ -49,6 +50,9 @@ struct DeepseekModel::Impl {
   const std::shared_ptr<const ExpertMap> expert_map;
   const int rank;
   const bool fp8;
+  // Cache rows of bf16 or less are rounded far more. Activations that are about to be rounded to e4m3 must not fall on
+  // the other side of a step.
+  const LinearMath linear_math;
   ForwardPlan plan;
   Arena arena;
   std::vector<Buffer> caches;  // one a layer
@@ -144,7 +148,7 @@ void DeepseekModel::Impl::head(const RankContext&, Stream& stream, const PackedW
 
 absl::Status DeepseekModel::forward(const RankContext& context, const ForwardBatch& batch, ForwardResult* result) {
   Impl& impl = *impl_;
-  Stream stream(*context.pool);
+  Stream stream(*context.pool, impl.linear_math);
   impl.arena.reset();
   MicroBatch micro = impl.plan.build(batch);
   micro.x = impl.arena.alloc(DType::kF32, {micro.num_tokens, impl.shape.hidden});
@@ -168,7 +172,7 @@ absl::Status DeepseekModel::forward_mtp(const RankContext& context, const Forwar
   const MtpWeights& mtp = *impl.replicated->mtp;
   const int64_t h = impl.shape.hidden;
   const float eps = impl.config.rms_norm_eps;
-  Stream stream(*context.pool);
+  Stream stream(*context.pool, impl.linear_math);
   impl.arena.reset();
   MicroBatch micro = impl.plan.build(batch);
   MOESAIC_CHECK_EQ(hidden.dim(0), micro.num_tokens);

@@ -16,7 +16,7 @@ Tensor by_head(const Tensor& matrix, int64_t heads) {
   return Tensor(matrix.raw(), matrix.dtype(), {matrix.dim(0), heads, matrix.dim(1) / heads});
 }
 
-// q [run tokens, heads * (nope + rope)] of some heads, rotated; from the arena if it is made here.
+// q [run tokens, heads * (nope + rope)] of some heads, not rotated; from the arena if it is made here.
 Tensor queries(const LayerContext& context, const MicroBatch& batch, const AttentionRun& run, Range heads) {
   const RankShape& shape = context.shape;
   const Tensor q_a = batch.q_a.rows(run.tokens.begin, run.tokens.end);
@@ -24,10 +24,17 @@ Tensor queries(const LayerContext& context, const MicroBatch& batch, const Atten
   const PackedWeight q_b = context.weights.mla.q_b.rows(heads.begin * shape.qk(), heads.end * shape.qk());
   const Tensor q = context.arena.alloc(DType::kF32, {run.tokens.size(), q_b.n()});
   linear(context.stream, {.x = q_a, .weight = &q_b, .bias = Tensor(), .y = q});
-  rope_inplace(context.stream, {.x = by_head(q, heads.size()),
-                                .table = context.rope_table,
-                                .positions = batch.positions.subspan(run.tokens.begin, run.tokens.size())});
   return q;
+}
+
+// The rotated parts of q into those of y [run tokens, heads * any width].
+void rotate_queries(const LayerContext& context, const MicroBatch& batch, const AttentionRun& run, const Tensor& q,
+                    int64_t num_heads, const Tensor& y) {
+  rope(context.stream, {.x = q,
+                        .num_heads = num_heads,
+                        .table = context.rope_table,
+                        .positions = batch.positions.subspan(run.tokens.begin, run.tokens.size()),
+                        .y = y});
 }
 
 // Queries into the latent space (W_UK^T q_nope, with the rotated part beside it), attention there, values back out.
@@ -35,13 +42,11 @@ void run_absorbed(const LayerContext& context, const MicroBatch& batch, const At
   const RankShape& shape = context.shape;
   const int64_t num_tokens = run.tokens.size();
   Arena::Scope scope(context.arena);
-  const Tensor q = by_head(queries(context, batch, run, {0, shape.heads}), shape.heads);
-  const Tensor q_latent = context.arena.alloc(DType::kF32, {num_tokens, shape.heads, shape.latent()});
-  head_linear(context.stream, {.x = q, .weights = context.weights.mla.absorb_q, .y = q_latent});
-  for (int64_t i = 0; i < num_tokens * shape.heads; ++i) {
-    std::memcpy(q_latent.f32() + i * shape.latent() + shape.lora, q.f32() + i * shape.qk() + shape.nope,
-                shape.rope * sizeof(float));
-  }
+  const Tensor q = queries(context, batch, run, {0, shape.heads});
+  const Tensor q_rows = context.arena.alloc(DType::kF32, {num_tokens, shape.heads * shape.latent()});
+  const Tensor q_latent = by_head(q_rows, shape.heads);
+  rotate_queries(context, batch, run, q, shape.heads, q_rows);
+  head_linear(context.stream, {.x = by_head(q, shape.heads), .weights = context.weights.mla.absorb_q, .y = q_latent});
   const Tensor o_latent = context.arena.alloc(DType::kF32, {num_tokens, shape.heads, shape.lora});
   mla_decode(context.stream, {.q = q_latent,
                               .cache = context.cache,
@@ -60,6 +65,7 @@ void run_expanded(const LayerContext& context, const MicroBatch& batch, const At
     const PackedWeight kv_b = context.weights.mla.kv_b.rows(heads.begin * both, heads.end * both);
     Arena::Scope scope(context.arena);
     const Tensor q = queries(context, batch, run, heads);
+    rotate_queries(context, batch, run, q, at_once, q);
     mla_prefill(context.stream, {.q = q,
                                  .cache = context.cache,
                                  .kv_b = &kv_b,
@@ -92,9 +98,9 @@ void append_rows(const LayerContext& context, const MicroBatch& batch, const Ten
   const Tensor c_kv = latent.cols(0, shape.lora);
   rms_norm(context.stream,
            {.x = c_kv, .weight = context.weights.mla.kv_a_norm.tensor, .eps = context.config.rms_norm_eps, .y = c_kv});
-  rope_inplace(context.stream, {.x = latent.cols(shape.lora, shape.latent()),
-                                .table = context.rope_table,
-                                .positions = batch.positions.subspan(begin, latent.dim(0))});
+  const Tensor keys = latent.cols(shape.lora, shape.latent());
+  rope(context.stream,
+       {.x = keys, .table = context.rope_table, .positions = batch.positions.subspan(begin, latent.dim(0)), .y = keys});
   append_latent(context.stream, context.cache, latent, batch.slots.subspan(begin, latent.dim(0)));
 }
 
@@ -143,10 +149,6 @@ absl::Status attention_inputs(const LayerContext& context, MicroBatch& batch) {
     const Tensor qkv_a = project_inputs(context, batch, begin, end);
     keep_q_a(context, qkv_a.cols(0, q_a_width), batch.q_a.rows(begin, end));
     append_rows(context, batch, qkv_a.cols(q_a_width, qkv_a.dim(1)), begin);
-  }
-  if (shape.q_lora == 0) {
-    rope_inplace(context.stream,
-                 {.x = by_head(batch.q_a, shape.heads), .table = context.rope_table, .positions = batch.positions});
   }
   return absl::OkStatus();
 }

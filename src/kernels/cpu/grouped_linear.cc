@@ -31,7 +31,8 @@ void grouped_linear(Stream& stream, const GroupedLinearArgs& args) {
                         .m = rows,
                         .y = y + y_row * y_stride,
                         .y_stride = y_stride,
-                        .bias = nullptr};
+                        .bias = nullptr,
+                        .math = stream.linear_math()};
   });
 }
 

@@ -34,7 +34,8 @@ void linear(Stream& stream, const LinearArgs& args) {
                          .m = args.x.dim(0),
                          .y = args.y.f32(),
                          .y_stride = args.y.row_stride(),
-                         .bias = args.bias.defined() ? args.bias.f32() : nullptr};
+                         .bias = args.bias.defined() ? args.bias.f32() : nullptr,
+                         .math = stream.linear_math()};
   run_linear_jobs(stream.pool(), 1, [&](int64_t) { return job; });
 }
 
@@ -57,7 +58,8 @@ void head_linear(Stream& stream, const HeadLinearArgs& args) {
                         .m = num_tokens,
                         .y = args.y.f32() + head * y_head,
                         .y_stride = num_heads * y_head,
-                        .bias = nullptr};
+                        .bias = nullptr,
+                        .math = stream.linear_math()};
   });
 }
 

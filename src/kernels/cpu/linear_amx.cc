@@ -1,8 +1,9 @@
 // Linears on AMX. A tile product takes bf16 by bf16 into f32. An e4m3 or bf16 weight is a bf16 exactly; an f32
-// activation is the exact sum of three bf16 terms (its 24 significant bits, cut 8 by 8), each of which has accumulators
-// of its own: per output and step of 128 k, total = fma(high + (middle + low), scale, total). So a product is exact as
-// in the other paths and the sum is f32, but in another order: results equal theirs to rounding, and each other's bits
-// whatever the number of rows. Tile products take denormals as zero: activations below 2^-110 lose their low terms.
+// activation enters as the sum of bf16 terms, each rounded to nearest and with accumulators of its own: three hold all
+// 24 significant bits (LinearMath::kExact), two are within 2^-17 (kShort). Per output and step of 128 k,
+// total = fma(high + (middle + low), scale, total): exact products and f32 sums, but in another order than the
+// definition. Results have each other's bits whatever the number of rows. Tile products take denormals as zero:
+// activations below 2^-108 lose low terms.
 #include "kernels/cpu/linear_kernels.h"
 
 #if defined(__x86_64__)
@@ -33,13 +34,9 @@ constexpr int64_t kDepth = PackedWeight::kScaleGroup;
 constexpr int64_t kTileDepth = 32;  // k of one tile
 constexpr int64_t kTiles = kDepth / kTileDepth;
 constexpr int64_t kTileBytes = 1024;
-constexpr int kTerms = 3;
 constexpr int64_t kPrefetchBytes = 4096;  // a page ahead: the hardware's own prefetching ends at each
-// Up to so many rows keep their three terms in one tile, as neighbouring tile rows.
-constexpr int64_t kPackedRows = 16 / kTerms;
-constexpr int64_t kChunkRows = 64;  // their terms and the weights of a panel fit the first-level cache
-constexpr int64_t kPanelSet = 32;   // panels that share one split of the activations
-constexpr int64_t kPackedSteps = kChunkRows / 16 * kTerms;  // as many as have room
+constexpr int64_t kChunkRows = 64;        // their terms and the weights of a panel fit the first-level cache
+constexpr int64_t kPanelSet = 32;         // panels that share one split of the activations
 
 // Decoded e4m3 weights are times 2^-8: then the exponent's new bits are bits of their own.
 constexpr float kDecodeFactor = 0x1.0p-8f;
@@ -100,19 +97,6 @@ WordOrder make_word_order() {
 
 const WordOrder kWordOrder = make_word_order();
 
-// The high words of two registers of f32, one after the other.
-struct HighWords {
-  alignas(64) std::array<uint16_t, 32> from{};
-};
-
-HighWords make_high_words() {
-  HighWords words;
-  for (int i = 0; i < 32; ++i) words.from[i] = static_cast<uint16_t>(2 * i + 1);
-  return words;
-}
-
-const HighWords kHighWords = make_high_words();
-
 }  // namespace
 }  // namespace moesaic
 
@@ -121,7 +105,8 @@ MOESAIC_TARGET_AMX_BEGIN
 namespace moesaic {
 namespace {
 
-template <DType kDType>
+// kTerms: bf16 terms of an activation.
+template <DType kDType, int kTerms>
 class AmxLinear {
  public:
   static void run(const LinearPanels& args, int64_t panel_begin, int64_t panel_end) {
@@ -145,6 +130,9 @@ class AmxLinear {
  private:
   static constexpr bool kScaled = kDType == DType::kE4M3;
   static constexpr int64_t kRowBytes = kCols * (kScaled ? 1 : 2);
+  // Up to so many rows keep their terms in one tile, as neighbouring tile rows.
+  static constexpr int64_t kPackedRows = 16 / kTerms;
+  static constexpr int64_t kPackedSteps = kChunkRows / 16 * kTerms;  // as many as have room
 
   explicit AmxLinear(const LinearPanels& args)
       : args_(args),
@@ -177,7 +165,7 @@ class AmxLinear {
 
   // Few rows: what counts is to read the weights in the order of memory.
   void run_packed(int64_t panel_begin, int64_t panel_end) {
-    const AmxTiles tiles(kTerms * args_.m);
+    const AmxTiles tiles(kTerms * args_.m, 2);
     for (int64_t begin = 0, steps = num_steps(); begin < steps; begin += kPackedSteps) {
       const int64_t end = std::min(begin + kPackedSteps, steps);
       for (int64_t index = begin; index < end; ++index) split_rows(step_at(index), index - begin);
@@ -185,7 +173,8 @@ class AmxLinear {
       int64_t num_decoded = 0;
       for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
         for (int64_t index = begin; index < end; ++index, ++num_decoded) {
-          decode_panel(step_at(index), panel, num_decoded % 2);
+          const Step step = step_at(index);
+          decode_panel(step, panel, num_decoded % 2, step_bytes(step.begin, panel) + kPrefetchBytes);
           if (num_decoded == 0) continue;
           const bool same_panel = index > begin;
           const int64_t before = same_panel ? index - 1 : end - 1;
@@ -197,12 +186,19 @@ class AmxLinear {
   }
 
   void run_blocked(int64_t panel_begin, int64_t panel_end) {
-    const AmxTiles tiles(block_rows_);
+    const AmxTiles tiles(block_rows_, kTerms == 2 ? 2 : 1);
     for (int64_t set = panel_begin; set < panel_end; set += kPanelSet) {
       for (int64_t index = 0, steps = num_steps(); index < steps; ++index) {
         const Step step = step_at(index);
         split_rows(step, 0);
-        for (int64_t panel = set; panel < std::min(set + kPanelSet, panel_end); ++panel) blocked_panel(step, panel);
+        const int64_t set_end = std::min(set + kPanelSet, panel_end);
+        for (int64_t panel = set; panel < set_end; ++panel) {
+          const bool ends_set = panel + 1 == set_end, ends_step = index + 1 == steps;
+          const char* ahead = !ends_set    ? step_bytes(step.begin, panel + 1)
+                              : !ends_step ? step_bytes(step.begin + step.depth, set)
+                                           : step_bytes(0, panel + 1);
+          blocked_panel(step, panel, ahead);
+        }
       }
     }
   }
@@ -229,17 +225,10 @@ class AmxLinear {
 
   // 32 activations; the terms go to `to`, `term_stride` apart.
   static MOESAIC_AMX_INLINE void split_tile_row(const float* x, uint32_t mask, uint16_t* to, int64_t term_stride) {
-    const __m512i first_words = _mm512_load_si512(kHighWords.from.data());
-    const __m512i cut = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u));
     __m512 left = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), x);
     __m512 right = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), x + 16);
 #pragma GCC unroll 3
-    for (int term = 0; term < kTerms; ++term, to += term_stride) {
-      const __m512i left_bits = _mm512_castps_si512(left), right_bits = _mm512_castps_si512(right);
-      _mm512_store_si512(to, _mm512_permutex2var_epi16(left_bits, first_words, right_bits));
-      left = _mm512_sub_ps(left, _mm512_castsi512_ps(_mm512_and_si512(left_bits, cut)));
-      right = _mm512_sub_ps(right, _mm512_castsi512_ps(_mm512_and_si512(right_bits, cut)));
-    }
+    for (int term = 0; term < kTerms; ++term, to += term_stride) _mm512_store_si512(to, take_bf16(&left, &right));
   }
 
   // ---- weights: one k tile of a panel as two tiles [16 k pairs][16 columns][2] ----
@@ -292,10 +281,11 @@ class AmxLinear {
     }
   }
 
-  static MOESAIC_AMX_INLINE void decode_whole_tile(const char* from, uint8_t* left, uint8_t* right) {
+  static MOESAIC_AMX_INLINE void decode_whole_tile(const char* from, const char* ahead, uint8_t* left, uint8_t* right) {
 #pragma GCC unroll 4
-    for (int64_t pair = 0; pair < kTileDepth / 2; ++pair, from += 2 * kRowBytes, left += 64, right += 64) {
-      _mm_prefetch(from + kPrefetchBytes, _MM_HINT_T0);
+    for (int64_t at = 0; at < kTileDepth * kRowBytes;
+         at += 2 * kRowBytes, from += 2 * kRowBytes, left += 64, right += 64) {
+      for (int64_t line = 0; line < 2 * kRowBytes; line += 64) _mm_prefetch(ahead + at + line, _MM_HINT_T0);
       if constexpr (kScaled) {
         decode_pair(_mm512_loadu_si512(from), left, right);
       } else {
@@ -304,34 +294,40 @@ class AmxLinear {
     }
   }
 
-  // The step's part of a panel, decoded into weights_[place].
-  void decode_panel(const Step& step, int64_t panel, int64_t place) {
-    const char* from = static_cast<const char*>(args_.weight->panel(panel)) + step.begin * kRowBytes;
+  // Where k `begin` of a panel lies; of the panel past the last: what follows the weight.
+  const char* step_bytes(int64_t begin, int64_t panel) const {
+    return static_cast<const char*>(args_.weight->panel(0)) + (panel * args_.weight->k() + begin) * kRowBytes;
+  }
+
+  // The step's part of a panel, decoded into weights_[place], while as much from `ahead` on comes into the cache.
+  void decode_panel(const Step& step, int64_t panel, int64_t place, const char* ahead) {
+    const char* from = step_bytes(step.begin, panel);
     uint8_t* to = weights_[place];
     for (int64_t left = step.depth; left > 0; left -= kTileDepth) {
       if (left >= kTileDepth) {
-        decode_whole_tile(from, to, to + kTileBytes);
+        decode_whole_tile(from, ahead, to, to + kTileBytes);
       } else {
         decode_tile(from, left, to, to + kTileBytes);
       }
       from += kTileDepth * kRowBytes;
+      ahead += kTileDepth * kRowBytes;
       to += 2 * kTileBytes;
     }
   }
 
   // ---- products ----
 
-  // Tile registers: 0-1 (packed) or 0-5 (term * 2 + half) accumulators, 6 activations, 7 weights.
+  // Tile registers: 0-1 accumulators, 4 activations, 6-7 weights.
   void packed_panel(const Step& step, int64_t x_place, int64_t panel, int64_t w_place) {
     _tile_zero(0);
     _tile_zero(1);
     for (int64_t tile = 0; tile < step.num_tiles; ++tile) {
       const uint8_t* w = weights_[w_place] + tile * 2 * kTileBytes;
-      _tile_loadd(6, activation_tile(x_place, tile), 64);
-      _tile_loadd(7, w, 64);
-      _tile_dpbf16ps(0, 6, 7);
+      _tile_loadd(4, activation_tile(x_place, tile), 64);
+      _tile_loadd(6, w, 64);
+      _tile_dpbf16ps(0, 4, 6);
       _tile_loadd(7, w + kTileBytes, 64);
-      _tile_dpbf16ps(1, 6, 7);
+      _tile_dpbf16ps(1, 4, 7);
     }
     _tile_stored(0, sums_, 64);
     _tile_stored(1, sums_ + 256, 64);
@@ -339,8 +335,8 @@ class AmxLinear {
     finish_rows(step, columns, 0, args_.m, kTerms * 16, 16);
   }
 
-  void blocked_panel(const Step& step, int64_t panel) {
-    decode_panel(step, panel, 0);
+  void blocked_panel(const Step& step, int64_t panel, const char* ahead) {
+    decode_panel(step, panel, 0, ahead);
     const Columns columns = columns_of(step, panel);
     for (int64_t block = 0; block < num_blocks_; ++block) {
       multiply_block(step, block);
@@ -349,36 +345,60 @@ class AmxLinear {
     }
   }
 
+  // Accumulators are term * 2 + half. With two terms: 0-3, 4-5 activations, 6-7 weights; with three: 0-5, 6, 7.
   void multiply_block(const Step& step, int64_t block) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    _tile_zero(4);
-    _tile_zero(5);
+    if constexpr (kTerms == 3) {
+      _tile_zero(4);
+      _tile_zero(5);
+    }
     for (int64_t tile = 0; tile < step.num_tiles; ++tile) {
       const uint16_t* x = activation_tile(block, tile);
       const uint8_t* w = weights_[0] + tile * 2 * kTileBytes;
-      _tile_loadd(7, w, 64);
-      _tile_loadd(6, x, 64);
-      _tile_dpbf16ps(0, 6, 7);
-      _tile_loadd(6, x + kTileBytes / 2, 64);
-      _tile_dpbf16ps(2, 6, 7);
-      _tile_loadd(6, x + kTileBytes, 64);
-      _tile_dpbf16ps(4, 6, 7);
-      _tile_loadd(7, w + kTileBytes, 64);
-      _tile_dpbf16ps(5, 6, 7);
-      _tile_loadd(6, x, 64);
-      _tile_dpbf16ps(1, 6, 7);
-      _tile_loadd(6, x + kTileBytes / 2, 64);
-      _tile_dpbf16ps(3, 6, 7);
+      if constexpr (kTerms == 2) {
+        multiply_two_terms(x, w);
+      } else {
+        multiply_three_terms(x, w);
+      }
     }
     _tile_stored(0, sums_, 64);
     _tile_stored(1, sums_ + 256, 64);
     _tile_stored(2, sums_ + 512, 64);
     _tile_stored(3, sums_ + 768, 64);
-    _tile_stored(4, sums_ + 1024, 64);
-    _tile_stored(5, sums_ + 1280, 64);
+    if constexpr (kTerms == 3) {
+      _tile_stored(4, sums_ + 1024, 64);
+      _tile_stored(5, sums_ + 1280, 64);
+    }
+  }
+
+  static MOESAIC_AMX_INLINE void multiply_two_terms(const uint16_t* x, const uint8_t* w) {
+    _tile_loadd(4, x, 64);
+    _tile_loadd(6, w, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, w + kTileBytes, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, x + kTileBytes / 2, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+
+  static MOESAIC_AMX_INLINE void multiply_three_terms(const uint16_t* x, const uint8_t* w) {
+    _tile_loadd(7, w, 64);
+    _tile_loadd(6, x, 64);
+    _tile_dpbf16ps(0, 6, 7);
+    _tile_loadd(6, x + kTileBytes / 2, 64);
+    _tile_dpbf16ps(2, 6, 7);
+    _tile_loadd(6, x + kTileBytes, 64);
+    _tile_dpbf16ps(4, 6, 7);
+    _tile_loadd(7, w + kTileBytes, 64);
+    _tile_dpbf16ps(5, 6, 7);
+    _tile_loadd(6, x, 64);
+    _tile_dpbf16ps(1, 6, 7);
+    _tile_loadd(6, x + kTileBytes / 2, 64);
+    _tile_dpbf16ps(3, 6, 7);
   }
 
   // ---- results ----
@@ -422,7 +442,8 @@ class AmxLinear {
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
         const float* high = sum + half * 256;
-        const __m512 rest = _mm512_add_ps(_mm512_load_ps(high + term_stride), _mm512_load_ps(high + 2 * term_stride));
+        __m512 rest = _mm512_load_ps(high + term_stride);
+        if constexpr (kTerms == 3) rest = _mm512_add_ps(rest, _mm512_load_ps(high + 2 * term_stride));
         const __m512 before = _mm512_maskz_loadu_ps(before_mask[half], y + half * 16);
         const __m512 total = _mm512_fmadd_ps(_mm512_add_ps(_mm512_load_ps(high), rest), scale[half], before);
         _mm512_mask_storeu_ps(y + half * 16, mask[half], _mm512_add_ps(total, bias[half]));
@@ -441,11 +462,14 @@ class AmxLinear {
 }  // namespace
 
 void linear_panels_amx(const LinearPanels& args, int64_t panel_begin, int64_t panel_end) {
+  const bool exact = args.math == LinearMath::kExact;
   switch (args.weight->dtype()) {
     case DType::kE4M3:
-      return AmxLinear<DType::kE4M3>::run(args, panel_begin, panel_end);
+      return exact ? AmxLinear<DType::kE4M3, 3>::run(args, panel_begin, panel_end)
+                   : AmxLinear<DType::kE4M3, 2>::run(args, panel_begin, panel_end);
     case DType::kBF16:
-      return AmxLinear<DType::kBF16>::run(args, panel_begin, panel_end);
+      return exact ? AmxLinear<DType::kBF16, 3>::run(args, panel_begin, panel_end)
+                   : AmxLinear<DType::kBF16, 2>::run(args, panel_begin, panel_end);
     default:
       return linear_panels_avx512(args, panel_begin, panel_end);  // f32 weights are no bf16
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/packed_weight.h"
+#include "tensor/stream.h"
 
 namespace moesaic {
 
@@ -18,6 +19,7 @@ struct LinearPanels {
   float* y;
   int64_t y_stride;
   const float* bias;  // or null
+  LinearMath math = LinearMath::kExact;
 };
 void linear_panels(const LinearPanels& args, int64_t panel_begin, int64_t panel_end);
 
@@ -29,7 +31,7 @@ void linear_panels_plain(const LinearPanels& args, int64_t panel_begin, int64_t 
 // Only where isa_supported().
 void linear_panels_avx2(const LinearPanels& args, int64_t panel_begin, int64_t panel_end);
 void linear_panels_avx512(const LinearPanels& args, int64_t panel_begin, int64_t panel_end);
-// Sums in another order than the definition: equal to rounding.
+// Sums in another order than the definition: equal to rounding; less exact with LinearMath::kShort.
 void linear_panels_amx(const LinearPanels& args, int64_t panel_begin, int64_t panel_end);
 
 }  // namespace moesaic

@@ -27,14 +27,12 @@ void write_row(const LatentCache& cache, int64_t row, const float* from) {
     std::memcpy(cache.rows.row<float>(row), from, width * sizeof(float));
     return;
   }
-  const auto to_bf16 = [&](int64_t begin, uint16_t* to) {
-    for (int64_t i = begin; i < width; ++i) to[i - begin] = f32_to_bf16(from[i]);
-  };
-  if (cache.rows.dtype() == DType::kBF16) return to_bf16(0, cache.rows.row<uint16_t>(row));
+  const VectorOps& ops = vector_ops();
+  if (cache.rows.dtype() == DType::kBF16) return ops.narrow_bf16(from, width, cache.rows.row<uint16_t>(row));
   const Fp8Row parts(lora);
   uint8_t* bytes = cache.rows.row<uint8_t>(row);
   quantize_fp8_row(from, lora, bytes, reinterpret_cast<float*>(bytes + parts.scales));
-  to_bf16(lora, reinterpret_cast<uint16_t*>(bytes + parts.rope));
+  ops.narrow_bf16(from + lora, width - lora, reinterpret_cast<uint16_t*>(bytes + parts.rope));
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 // Absorbed MLA attention on the paged latent cache. The keys of a sequence are cut at multiples of kDecodeKeys; each
 // chunk gives a partial softmax of its own, and the partials are merged in order of position. So the bits depend on
 // the sequence alone, while any thread can take any chunk: a long sequence is spread over all threads, and the heads of
-// a short one. On AMX, bf16 rows go through tiles (mla_decode_amx.h), in groups of kAmxHeads heads.
+// a short one where they can be. A sequence of one chunk needs no partial. On AMX, bf16 rows go through tiles
+// (mla_decode_amx.h), in groups of kAmxHeads heads.
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -64,13 +65,12 @@ class Decoder {
     });
     for (const AttentionSpan& span : args_.spans) {
       for (int64_t chunk = 0; span.q_len > 0 && chunk < num_chunks(span); ++chunk) {
-        if (num_slots_ + span.q_len > kWaveSlots) flush();
+        if (num_slots_ + span.q_len > kWaveSlots) flush(/*last=*/false);
         items_[num_items_++] = {&span, chunk, num_slots_};
         num_slots_ += span.q_len;
       }
     }
-    flush();
-    for (const AttentionSpan& span : args_.spans) finish(span, 0, num_heads_);
+    flush(/*last=*/true);
   }
 
  private:
@@ -107,7 +107,8 @@ class Decoder {
   bool few_chunks() const {
     int64_t total = 0;
     for (const AttentionSpan& span : args_.spans) total += num_chunks(span);
-    return total < 2 * stream_.pool().num_threads() && (amx_ || stream_.pool().num_threads() <= num_heads_);
+    const int64_t num_threads = stream_.pool().num_threads();
+    return total == 1 || (total < 2 * num_threads && num_threads * head_unit_ <= num_heads_);
   }
 
   void run_by_heads() {
@@ -126,15 +127,34 @@ class Decoder {
     finish(span, head_begin, head_end);
   }
 
-  float* total_max(int64_t token) const { return total_.row<float>(0) + token * num_heads_; }
-  float* total_sum(int64_t token) const { return total_.row<float>(1) + token * num_heads_; }
+  // One chunk that every query sees some of: its partial is the total.
+  static bool is_whole(const AttentionSpan& span) { return num_chunks(span) == 1 && span.kv_len >= span.q_len; }
+
+  // max and sum of `head`, and the weighted rows.
+  struct State {
+    float *max, *sum, *acc;
+  };
+  State total(int64_t token, int64_t head) const {
+    return {total_.row<float>(0) + token * num_heads_ + head, total_.row<float>(1) + token * num_heads_ + head,
+            args_.out.row<float>(token) + head * lora_};
+  }
+  // Where the item's query `t` leaves what it saw.
+  State partial(const Item& item, int64_t t, int64_t head) const {
+    if (is_whole(*item.span)) return total(item.span->q_begin + t, head);
+    const int64_t slot = item.slot + t;
+    return {state_.row<float>(0) + slot * num_heads_ + head, state_.row<float>(1) + slot * num_heads_ + head,
+            acc_.row<float>(slot) + head * lora_};
+  }
 
   void start(const AttentionSpan& span, int64_t head_begin, int64_t head_end) const {
     const int64_t count = head_end - head_begin;
     for (int64_t token = span.q_begin; token < span.q_begin + span.q_len; ++token) {
-      std::fill_n(args_.out.row<float>(token) + head_begin * lora_, count * lora_, 0.0f);
-      std::fill_n(total_max(token) + head_begin, count, -std::numeric_limits<float>::infinity());
-      std::fill_n(total_sum(token) + head_begin, count, 0.0f);
+      if (!is_whole(span)) {
+        const State state = total(token, head_begin);
+        std::fill_n(state.max, count, -std::numeric_limits<float>::infinity());
+        std::fill_n(state.sum, count, 0.0f);
+        std::fill_n(state.acc, count * lora_, 0.0f);
+      }
 #if defined(__x86_64__)
       for (int64_t h = head_begin; amx_ && h < head_end; h += kAmxHeads) {
         pack_amx_queries(args_.q.row<float>(token) + h * width_, std::min(kAmxHeads, head_end - h), width_,
@@ -152,20 +172,20 @@ class Decoder {
   void finish(const AttentionSpan& span, int64_t head_begin, int64_t head_end) const {
     for (int64_t token = span.q_begin; token < span.q_begin + span.q_len; ++token) {
       for (int64_t h = head_begin; h < head_end; ++h) {
-        const float sum = total_sum(token)[h];
-        if (sum != 0.0f) ops_.scale(args_.out.row<float>(token) + h * lora_, 1.0f / sum, lora_);
+        const State state = total(token, h);
+        if (*state.sum != 0.0f) ops_.scale(state.acc, 1.0f / *state.sum, lora_);
       }
     }
   }
 
   // Computes the partials of the wave, then merges them.
-  void flush() {
+  void flush(bool last) {
     stream_.pool().parallel_each(num_items_, [this](int64_t i) { compute(items_[i], 0, num_heads_); });
     // Items of one sequence lie together; head by head, each is merged in order.
-    if (num_items_ > 0)
-      stream_.pool().parallel_for(num_heads_, 1, [this](int64_t begin, int64_t end) {
-        for (int64_t i = 0; i < num_items_; ++i) merge(items_[i], begin, end);
-      });
+    stream_.pool().parallel_for(num_heads_, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = 0; i < num_items_; ++i) merge(items_[i], begin, end);
+      for (size_t i = 0; last && i < args_.spans.size(); ++i) finish(args_.spans[i], begin, end);
+    });
     num_items_ = num_slots_ = 0;
   }
 
@@ -186,8 +206,9 @@ class Decoder {
       keys[k] = wide + k * width_;
     }
     for (int64_t t = 0; t < span.q_len; ++t) {
-      const int64_t seen = chunk_keys(span, t, item.chunk), slot = item.slot + t;
+      const int64_t seen = chunk_keys(span, t, item.chunk);
       for (int64_t h = head_begin; h < head_end && seen > 0; h += kDecodeHeads) {
+        const State state = partial(item, t, h);
         ops_.decode_chunk({.keys = keys,
                            .num_keys = seen,
                            .width = width_,
@@ -195,9 +216,9 @@ class Decoder {
                            .q = args_.q.row<float>(span.q_begin + t) + h * width_,
                            .num_heads = std::min(kDecodeHeads, head_end - h),
                            .scale = args_.softmax_scale,
-                           .max = state_.row<float>(0) + slot * num_heads_ + h,
-                           .sum = state_.row<float>(1) + slot * num_heads_ + h,
-                           .acc = acc_.row<float>(slot) + h * lora_});
+                           .max = state.max,
+                           .sum = state.sum,
+                           .acc = state.acc});
       }
     }
   }
@@ -220,14 +241,14 @@ class Decoder {
       chunk.prefetch_bytes = num_rows * width_ * 2;
     }
     for (int64_t t = 0; t < span.q_len; ++t) {
-      const int64_t slot = item.slot + t;
       chunk.num_keys = chunk_keys(span, t, item.chunk);
       for (int64_t h = head_begin; h < head_end && chunk.num_keys > 0; h += kAmxHeads) {
         chunk.queries = packed_queries(span.q_begin + t, h);
         chunk.num_heads = std::min(kAmxHeads, head_end - h);
-        chunk.max = state_.row<float>(0) + slot * num_heads_ + h;
-        chunk.sum = state_.row<float>(1) + slot * num_heads_ + h;
-        chunk.acc = acc_.row<float>(slot) + h * lora_;
+        const State state = partial(item, t, h);
+        chunk.max = state.max;
+        chunk.sum = state.sum;
+        chunk.acc = state.acc;
         amx_decode_chunk(chunk);
         chunk.prefetch_bytes = 0;
       }
@@ -237,13 +258,12 @@ class Decoder {
 
   void merge(const Item& item, int64_t head_begin, int64_t head_end) const {
     const AttentionSpan& span = *item.span;
+    if (is_whole(span)) return;
     for (int64_t t = 0; t < span.q_len; ++t) {
       if (chunk_keys(span, t, item.chunk) <= 0) continue;
-      const int64_t slot = item.slot + t, token = span.q_begin + t;
       for (int64_t h = head_begin; h < head_end; ++h) {
-        ops_.decode_merge(acc_.row<float>(slot) + h * lora_, state_.row<float>(0)[slot * num_heads_ + h],
-                          state_.row<float>(1)[slot * num_heads_ + h], lora_, args_.out.row<float>(token) + h * lora_,
-                          total_max(token) + h, total_sum(token) + h);
+        const State from = partial(item, t, h), to = total(span.q_begin + t, h);
+        ops_.decode_merge(from.acc, *from.max, *from.sum, lora_, to.acc, to.max, to.sum);
       }
     }
   }

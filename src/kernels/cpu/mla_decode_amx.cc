@@ -72,15 +72,6 @@ MOESAIC_AMX_INLINE void split(__m512 x, __m512i* high, __m512i* low) {
   *low = round_bf16(_mm512_sub_ps(x, _mm512_castsi512_ps(*high)));
 }
 
-// 32 bf16 values (as f32) side by side.
-MOESAIC_AMX_INLINE __m512i narrow_pairs(__m512i first, __m512i second) {
-  const __m512i lower = _mm512_srli_epi32(first, 16);
-  const __m512i pairs = _mm512_mask_blend_epi16(0xaaaaaaaa, lower, second);  // first's word, then second's
-  alignas(64) static constexpr uint16_t kOrder[32] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
-                                                      1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
-  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), pairs);
-}
-
 class Chunk {
  public:
   explicit Chunk(const AmxDecodeChunk& chunk)
@@ -95,7 +86,7 @@ class Chunk {
   }
 
   void run() {
-    const AmxTiles tiles(16);
+    const AmxTiles tiles(16, 1);  // all have 16
     scores();
     probabilities();
     for (int64_t dim = 0; dim < c_.lora; dim += 2 * kAmxTileDims) {
@@ -223,16 +214,16 @@ class Chunk {
 void pack_amx_queries(const float* q, int64_t num_heads, int64_t width, uint16_t* packed) {
   for (int64_t dim = 0; dim < width; dim += kAmxTileDims, packed += kTileWords) {
     __m512i rows[16];  // [term * 8 + head] of 16 pairs
+#pragma GCC unroll 8
     for (int64_t h = 0; h < kAmxHeads; ++h) {
       const __mmask16 exists = h < num_heads ? 0xffff : 0;
-      __m512i high[2], low[2];
-      for (int half = 0; half < 2; ++half) {
-        split(_mm512_maskz_loadu_ps(exists, q + h * width + dim + half * 16), &high[half], &low[half]);
-      }
-      rows[h] = narrow_pairs(high[0], high[1]);
-      rows[kAmxHeads + h] = narrow_pairs(low[0], low[1]);
+      __m512 first = _mm512_maskz_loadu_ps(exists, q + h * width + dim);
+      __m512 second = _mm512_maskz_loadu_ps(exists, q + h * width + dim + 16);
+      rows[h] = take_bf16(&first, &second);
+      rows[kAmxHeads + h] = take_bf16(&first, &second);
     }
     transpose(rows);
+#pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) _mm512_storeu_si512(packed + i * 32, rows[i]);
   }
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "kernels/cpu/vector_ops.h"
 #include "kernels/ops.h"
 
 namespace moesaic {
@@ -72,30 +73,25 @@ void rope_table(const RopeConfig& config, const Tensor& table) {
   }
 }
 
-void rope_inplace(Stream& stream, const RopeArgs& args) {
-  const int64_t num_tokens = args.x.dim(0);
-  const bool by_head = args.x.rank() == 3;
-  const int64_t num_heads = by_head ? args.x.dim(1) : 1;
-  const int64_t head_dim = args.x.dim(by_head ? 2 : 1);
-  const int64_t dim = args.table.dim(1);
+void rope(Stream& stream, const RopeArgs& args) {
+  const int64_t num_tokens = args.x.dim(0), num_heads = args.num_heads, dim = args.table.dim(1);
+  MOESAIC_CHECK_EQ(args.y.dim(0), num_tokens);
   MOESAIC_CHECK_EQ(static_cast<int64_t>(args.positions.size()), num_tokens);
-  MOESAIC_CHECK(dim % 2 == 0 && dim <= head_dim);
+  MOESAIC_CHECK(num_heads > 0 && args.x.dim(1) % num_heads == 0 && args.y.dim(1) % num_heads == 0);
+  const int64_t x_head = args.x.dim(1) / num_heads, y_head = args.y.dim(1) / num_heads;
+  MOESAIC_CHECK(dim % 2 == 0 && dim <= x_head && dim <= y_head);
   for (const int32_t p : args.positions) MOESAIC_CHECK(p >= 0 && p < args.table.dim(0));
   if (num_tokens == 0) return;
-  args.x.f32(), args.table.f32();
+  args.x.f32(), args.table.f32(), args.y.f32();
+  const VectorOps& ops = vector_ops();
   // A worker's share is at least about 4 k elements.
   const int64_t align = std::max<int64_t>(1, 4096 / (num_heads * dim));
   stream.pool().parallel_for(num_tokens, align, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const float* turn = args.table.row<float>(args.positions[t]);
-      float* x = args.x.row<float>(t) + head_dim - dim;
-      for (int64_t h = 0; h < num_heads; ++h, x += head_dim) {
-        for (int64_t i = 0; i < dim; i += 2) {
-          const float even = x[i], odd = x[i + 1];
-          x[i] = even * turn[i] - odd * turn[i + 1];
-          x[i + 1] = even * turn[i + 1] + odd * turn[i];
-        }
-      }
+      const float* x = args.x.row<float>(t) + x_head - dim;
+      float* y = args.y.row<float>(t) + y_head - dim;
+      for (int64_t h = 0; h < num_heads; ++h) ops.rotate(x + h * x_head, turn, dim, y + h * y_head);
     }
   });
 }

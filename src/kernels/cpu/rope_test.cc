@@ -104,51 +104,61 @@ TEST(Yarn, TableBeyondTheOriginalContext) {
   }
 }
 
-class RopeInplace : public testing::TestWithParam<std::tuple<int, int, int>> {};  // dim, heads, threads
+class Rope : public testing::TestWithParam<std::tuple<int, int, int>> {};  // dim, heads, threads
 
-TEST_P(RopeInplace, RotatesTheLastElementsOfEachHead) {
+// In place, and into rows of another width; both exactly as the formula in f32.
+TEST_P(Rope, RotatesTheLastElementsOfEachHead) {
   const auto [dim, heads, threads] = GetParam();
   test::for_each_isa([&, dim = dim, heads = heads, threads = threads] {
     Rng rng(5);
     ThreadPool pool(threads);
     Stream stream(pool);
-    const int64_t head_dim = dim + 10, num_tokens = 45;
+    const int64_t head_dim = dim + 10, y_head_dim = dim + 3, num_tokens = 45;
     const Owned table(DType::kF32, {300, dim});
     rope_table({.dim = dim, .theta = 10000}, table);
-    const Owned x = test::random_f32(rng, {num_tokens, heads, head_dim});
-    const std::vector<float> before = test::values(x);
+    const Owned x = test::random_f32(rng, {num_tokens, heads * head_dim});
+    const Owned y = test::random_f32(rng, {num_tokens, heads * y_head_dim});
+    const std::vector<float> before = test::values(x), y_before = test::values(y);
     std::vector<int32_t> positions;
     for (int64_t t = 0; t < num_tokens; ++t) positions.push_back(static_cast<int32_t>(rng.below(300)));
-    rope_inplace(stream, {.x = x, .table = table, .positions = positions});
+    rope(stream, {.x = x, .num_heads = heads, .table = table, .positions = positions, .y = y});
+    EXPECT_EQ(test::values(x), before);
+    rope(stream, {.x = x, .num_heads = heads, .table = table, .positions = positions, .y = x});
     for (int64_t i = 0; i < num_tokens * heads; ++i) {
-      const float* in = before.data() + i * head_dim;
-      const float* out = x.f32() + i * head_dim;
+      const float *in = before.data() + i * head_dim, *turn = table.tensor.row<float>(positions[i / heads]);
+      const float *out = x.f32() + i * head_dim, *other = y.f32() + i * y_head_dim;
       for (int64_t j = 0; j < 10; ++j) EXPECT_EQ(in[j], out[j]);
+      for (int64_t j = 0; j < 3; ++j) EXPECT_EQ(y_before[i * y_head_dim + j], other[j]);
       for (int64_t j = 0; j < dim; j += 2) {
         const double angle = positions[i / heads] / std::pow(10000.0, static_cast<double>(j) / dim);
-        const double a = in[10 + j], b = in[11 + j];
+        const float a = in[10 + j], b = in[11 + j];
+        EXPECT_EQ(out[10 + j], a * turn[j] - b * turn[j + 1]);
+        EXPECT_EQ(out[11 + j], b * turn[j] + a * turn[j + 1]);
         EXPECT_NEAR(out[10 + j], a * std::cos(angle) - b * std::sin(angle), 2e-6);
         EXPECT_NEAR(out[11 + j], a * std::sin(angle) + b * std::cos(angle), 2e-6);
+        EXPECT_EQ(out[10 + j], other[3 + j]);
+        EXPECT_EQ(out[11 + j], other[4 + j]);
       }
     }
   });
 }
-INSTANTIATE_TEST_SUITE_P(Shapes, RopeInplace,
+INSTANTIATE_TEST_SUITE_P(Shapes, Rope,
                          testing::Combine(testing::Values(2, 6, 16, 64), testing::Values(1, 3, 8),
                                           testing::Values(1, 2)));
 
-TEST(RopeInplace, StridedRowsOfOneHead) {
+TEST(Rope, StridedRowsOfOneHead) {
   Rng rng(6);
   ThreadPool pool(2);
   Stream stream(pool);
   const Owned table(DType::kF32, {64, 16});
   rope_table({.dim = 16, .theta = 10000}, table);
   const Owned x = test::random_f32(rng, {9, 50});
-  const Owned copy(DType::kF32, {9, 1, 16});
+  const Owned copy(DType::kF32, {9, 16});
   for (int64_t t = 0; t < 9; ++t) std::memcpy(copy.tensor.row<float>(t), x.tensor.row<float>(t) + 30, 64);
   const std::vector<int32_t> positions = {0, 1, 2, 3, 63, 5, 6, 7, 8};
-  rope_inplace(stream, {.x = x.tensor.cols(20, 46), .table = table, .positions = positions});
-  rope_inplace(stream, {.x = copy, .table = table, .positions = positions});
+  const Tensor part = x.tensor.cols(20, 46);
+  rope(stream, {.x = part, .table = table, .positions = positions, .y = part});
+  rope(stream, {.x = copy, .table = table, .positions = positions, .y = copy});
   for (int64_t t = 0; t < 9; ++t) {
     EXPECT_EQ(0, std::memcmp(copy.tensor.row<float>(t), x.tensor.row<float>(t) + 30, 64));
   }

@@ -170,10 +170,10 @@ thread_local std::vector<float> Sampler::weights_;
 int32_t sample_token(const SampleArgs& args) {
   const int64_t vocab = static_cast<int64_t>(args.logits.size());
   const float max = vector_ops().max(args.logits.data(), vocab);
-  const auto best = std::find(args.logits.begin(), args.logits.end(), max);
-  if (best == args.logits.end()) return -1;
+  const int64_t best = vector_ops().find(args.logits.data(), vocab, max);
+  if (best == vocab) return -1;
   const bool greedy = !(args.temperature > 0.0f) || std::isinf(1.0f / args.temperature) || std::isinf(max);
-  if (greedy) return static_cast<int32_t>(best - args.logits.begin());
+  if (greedy) return static_cast<int32_t>(best);
   return Sampler(args, max).sample();
 }
 

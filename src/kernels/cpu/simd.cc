@@ -67,7 +67,7 @@ bool isa_supported(Isa isa) {
       return isa_supported(Isa::kAvx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     case Isa::kAmx:
-      return isa_supported(Isa::kAvx512) && has_amx();
+      return isa_supported(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16") && has_amx();
   }
   return false;
 #else

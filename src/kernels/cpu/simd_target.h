@@ -15,7 +15,7 @@
 #define MOESAIC_TARGET_AVX512_BEGIN \
   _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512dq,avx512vl,fma\"))),apply_to=function)")
 #define MOESAIC_TARGET_AMX_BEGIN \
-  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,fma,amx-tile,amx-bf16\"))),apply_to=function)")
+  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,fma,avx512bf16,amx-tile,amx-bf16\"))),apply_to=function)")
 // clang-format on
 #define MOESAIC_TARGET_END _Pragma("clang attribute pop")
 #else
@@ -24,6 +24,6 @@
   _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,fma\")")
 #define MOESAIC_TARGET_AMX_BEGIN \
   _Pragma("GCC push_options")    \
-      _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,fma,amx-tile,amx-bf16\")")
+      _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,fma,avx512bf16,amx-tile,amx-bf16\")")
 #define MOESAIC_TARGET_END _Pragma("GCC pop_options")
 #endif

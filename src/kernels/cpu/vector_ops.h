@@ -54,9 +54,13 @@ struct VectorOps {
   void (*sigmoid)(const float* x, int64_t n, float* y);
   // y = exp((x - shift) * scale); below about 1e-38 it is 0.
   void (*exp_shifted)(const float* x, float shift, float scale, int64_t n, float* y);
-  float (*max)(const float* x, int64_t n);  // of what is not NaN; -infinity if nothing is
+  float (*max)(const float* x, int64_t n);                  // of what is not NaN; -infinity if nothing is
+  int64_t (*find)(const float* x, int64_t n, float value);  // the first equal to `value`; n if none is
   void (*widen_bf16)(const uint16_t* x, int64_t n, float* y);
+  void (*narrow_bf16)(const float* x, int64_t n, uint16_t* y);             // f32_to_bf16
   void (*widen_e4m3)(const uint8_t* x, float scale, int64_t n, float* y);  // y = x * scale
+  // Pairs (x[2i], x[2i+1]) turned by (cos, sin) = turn[2i], turn[2i+1]; n is even; y may be x.
+  void (*rotate)(const float* x, const float* turn, int64_t n, float* y);
   // In place: e = exp(row * scale - max); max = the largest scaled value, sum = that of e. n is a multiple of kLanes,
   // scale > 0; -infinity becomes 0.
   void (*softmax)(float* row, int64_t n, float scale, float* max, float* sum);

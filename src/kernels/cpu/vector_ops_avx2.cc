@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -99,6 +100,27 @@ struct V {
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
   }
   static VEC_INLINE F widen(const uint16_t* p) { return {widen_half(p), widen_half(p + 8)}; }
+  // As f32_to_bf16.
+  static VEC_INLINE __m256i narrow_half(__m256 a) {
+    const __m256i bits = _mm256_castps_si256(a), high = _mm256_srli_epi32(bits, 16);
+    const __m256i half = _mm256_add_epi32(_mm256_and_si256(high, _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7fff));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+    const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
+  }
+  static VEC_INLINE void narrow(F a, uint16_t* p) {
+    const __m256i words = _mm256_packus_epi32(narrow_half(a.lo), narrow_half(a.hi));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(words, 0xd8));
+  }
+  static VEC_INLINE uint32_t equal(F a, F b) {
+    return _mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_EQ_OQ)) |
+           _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_EQ_OQ)) << 8;
+  }
+  static VEC_INLINE __m256 rotate_half(__m256 x, __m256 turn) {
+    const __m256 by_sin = _mm256_mul_ps(_mm256_permute_ps(x, 0xb1), _mm256_movehdup_ps(turn));
+    return _mm256_addsub_ps(_mm256_mul_ps(x, _mm256_moveldup_ps(turn)), by_sin);
+  }
+  static VEC_INLINE F rotate(F x, F turn) { return {rotate_half(x.lo, turn.lo), rotate_half(x.hi, turn.hi)}; }
   // The exponent moves from bias 7 to 127. Codes below 8 are multiples of 2^-9, made without f32 subnormals.
   static VEC_INLINE __m256 widen_e4m3_half(const uint8_t* p) {
     const __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));

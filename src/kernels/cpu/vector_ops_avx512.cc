@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -85,6 +86,23 @@ struct V {
   static VEC_INLINE F widen(const uint16_t* p) {
     const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, wide, 16));
+  }
+  // As f32_to_bf16.
+  static VEC_INLINE void narrow(F a, uint16_t* p) {
+    const __m512i bits = _mm512_castps_si512(a);
+    const __m512i high = _mm512_maskz_srli_epi32(0xffff, bits, 16);
+    const __m512i half = _mm512_add_epi32(_mm512_and_si512(high, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_maskz_srli_epi32(0xffff, _mm512_add_epi32(bits, half), 16);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    const __m512i words = _mm512_mask_or_epi32(rounded, is_nan, high, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, words));
+  }
+  static VEC_INLINE uint32_t equal(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+  static VEC_INLINE F rotate(F x, F turn) {
+    const F swapped = _mm512_maskz_permute_ps(0xffff, x, 0xb1);
+    const F by_cos = _mm512_mul_ps(x, _mm512_maskz_moveldup_ps(0xffff, turn));
+    const F by_sin = _mm512_mul_ps(swapped, _mm512_maskz_movehdup_ps(0xffff, turn));
+    return _mm512_mask_sub_ps(_mm512_add_ps(by_cos, by_sin), 0x5555, by_cos, by_sin);
   }
   // The exponent moves from bias 7 to 127. Codes below 8 are multiples of 2^-9, made without f32 subnormals.
   static VEC_INLINE F widen_e4m3(const uint8_t* p) {

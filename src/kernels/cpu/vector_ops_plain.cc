@@ -92,6 +92,23 @@ struct V {
   static F widen(const uint16_t* p) {
     return each([&](int i) { return bf16_to_f32(p[i]); });
   }
+  static void narrow(F a, uint16_t* p) {
+    for (int i = 0; i < kLanes; ++i) p[i] = f32_to_bf16(a.v[i]);
+  }
+  static uint32_t equal(F a, F b) {  // a bit for each lane
+    uint32_t bits = 0;
+    for (int i = 0; i < kLanes; ++i) bits |= static_cast<uint32_t>(a.v[i] == b.v[i]) << i;
+    return bits;
+  }
+  static F rotate(F x, F turn) {
+    F y;
+    for (int i = 0; i < kLanes; i += 2) {
+      const float cos = turn.v[i], sin = turn.v[i + 1];
+      y.v[i] = x.v[i] * cos - x.v[i + 1] * sin;
+      y.v[i + 1] = x.v[i + 1] * cos + x.v[i] * sin;
+    }
+    return y;
+  }
   static F widen_e4m3(const uint8_t* p) {
     return each([&](int i) { return e4m3_to_f32(p[i]); });
   }

@@ -1,4 +1,4 @@
-// Rotation and the cache row, byte for byte what the CPU's rope_inplace and append_latent write.
+// Rotation and the cache row, byte for byte what the CPU's rope and append_latent write.
 #include "kernels/cuda/fused/rope_append.h"
 
 #include <numeric>
@@ -56,9 +56,12 @@ class RopeAppend : public test::CudaTest, public testing::WithParamInterface<App
   }
   void rope(std::vector<float>& x, int64_t t, int64_t heads, int64_t dim) {
     test::CpuStream cpu;
-    rope_inplace(cpu.stream, {.x = test::f32_view(x, {1, heads, dim}),
-                              .table = test::f32_view(table_, {kMaxPositions, GetParam().rope}),
-                              .positions = {&positions_[t], 1}});
+    const Tensor row = test::f32_view(x, {1, heads * dim});
+    moesaic::rope(cpu.stream, {.x = row,
+                               .num_heads = heads,
+                               .table = test::f32_view(table_, {kMaxPositions, GetParam().rope}),
+                               .positions = {&positions_[t], 1},
+                               .y = row});
   }
 
   int64_t stride_ = 0;
