@@ -1,8 +1,8 @@
-// Absorbed MLA attention on the paged latent cache. The keys of a sequence are cut at multiples of kDecodeKeys; each
-// chunk gives a partial softmax of its own, and the partials are merged in order of position. So the bits depend on
-// the sequence alone, while any thread can take any chunk: a long sequence is spread over all threads, and the heads of
-// a short one where they can be. A sequence of one chunk needs no partial. On AMX, bf16 rows go through tiles
-// (mla_decode_amx.h), in groups of kAmxHeads heads.
+// Absorbed MLA attention on the paged latent cache. The keys of a sequence are cut at multiples of kDecodeKeys. Each
+// chunk gives a partial softmax of its own; kRunChunks neighbours are merged in order of position into that of a run,
+// and the runs likewise. So the bits depend on the sequence alone, while any thread can take any run: a long sequence
+// is spread over all threads, and the heads of a short one where they can be. A sequence of one run needs no partial.
+// On AMX, bf16 rows go through tiles (mla_decode_amx.h), in groups of kAmxHeads heads.
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -15,17 +15,19 @@
 namespace moesaic {
 namespace {
 
+constexpr int64_t kRunChunks = 2;
+constexpr int64_t kRunKeys = kRunChunks * kDecodeKeys;
 constexpr int64_t kMaxQueries = 8;   // of one span
 constexpr int64_t kWaveSlots = 64;   // partials of one token that are computed before they are merged
 constexpr int64_t kMaxWidth = 1024;  // a worker widens a chunk that is not f32 on its stack
 
-int64_t num_chunks(const AttentionSpan& span) {
-  return (span.kv_len + kDecodeKeys - 1) / kDecodeKeys;
+int64_t num_runs(const AttentionSpan& span) {
+  return (span.kv_len + kRunKeys - 1) / kRunKeys;
 }
 
-// Keys of chunk `chunk` that query `t` of the span sees; 0 or less if none.
-int64_t chunk_keys(const AttentionSpan& span, int64_t t, int64_t chunk) {
-  return std::min(span.kv_len - span.q_len + t + 1 - chunk * kDecodeKeys, kDecodeKeys);
+// Keys from position `first` on that query `t` of the span sees; 0 or less if none.
+int64_t keys_seen(const AttentionSpan& span, int64_t t, int64_t first) {
+  return span.kv_len - span.q_len + t + 1 - first;
 }
 
 bool uses_amx(const LatentCache& cache) {
@@ -59,14 +61,14 @@ class Decoder {
 
   void run() {
     if (many_even_sequences()) return run_by_sequence();
-    if (few_chunks()) return run_by_heads();
+    if (few_runs()) return run_by_heads();
     stream_.pool().parallel_for(static_cast<int64_t>(args_.spans.size()), 1, [this](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) start(args_.spans[i], 0, num_heads_);
     });
     for (const AttentionSpan& span : args_.spans) {
-      for (int64_t chunk = 0; span.q_len > 0 && chunk < num_chunks(span); ++chunk) {
+      for (int64_t run = 0; span.q_len > 0 && run < num_runs(span); ++run) {
         if (num_slots_ + span.q_len > kWaveSlots) flush(/*last=*/false);
-        items_[num_items_++] = {&span, chunk, num_slots_};
+        items_[num_items_++] = {&span, run * kRunKeys, num_slots_};
         num_slots_ += span.q_len;
       }
     }
@@ -74,10 +76,11 @@ class Decoder {
   }
 
  private:
+  // A run of one span's keys.
   struct Item {
     const AttentionSpan* span;
-    int64_t chunk;
-    int64_t slot;  // of its first query
+    int64_t first;  // position of its first key
+    int64_t slot;   // of its first query
   };
 
   // Whole sequences for each worker: one region and no partials that leave its cache. The longest must not keep the
@@ -86,8 +89,8 @@ class Decoder {
     const int64_t num_threads = stream_.pool().num_threads();
     int64_t longest = 0, total = 0, slots = 1;
     for (const AttentionSpan& span : args_.spans) {
-      longest = std::max(longest, num_chunks(span) * span.q_len);
-      total += num_chunks(span) * span.q_len;
+      longest = std::max(longest, num_runs(span) * span.q_len);
+      total += num_runs(span) * span.q_len;
       slots = std::max<int64_t>(slots, span.q_len);
     }
     return num_threads * slots <= kWaveSlots && 4 * num_threads * longest <= total;
@@ -103,10 +106,10 @@ class Decoder {
     });
   }
 
-  // Too few chunks to occupy all threads: each takes some heads of all sequences.
-  bool few_chunks() const {
+  // Too few runs to occupy all threads: each takes some heads of all sequences.
+  bool few_runs() const {
     int64_t total = 0;
-    for (const AttentionSpan& span : args_.spans) total += num_chunks(span);
+    for (const AttentionSpan& span : args_.spans) total += num_runs(span);
     const int64_t num_threads = stream_.pool().num_threads();
     return total == 1 || (total < 2 * num_threads && num_threads * head_unit_ <= num_heads_);
   }
@@ -119,16 +122,16 @@ class Decoder {
 
   void run_span(const AttentionSpan& span, int64_t slot, int64_t head_begin, int64_t head_end) const {
     start(span, head_begin, head_end);
-    for (int64_t chunk = 0; span.q_len > 0 && chunk < num_chunks(span); ++chunk) {
-      const Item item{&span, chunk, slot};
+    for (int64_t run = 0; span.q_len > 0 && run < num_runs(span); ++run) {
+      const Item item{&span, run * kRunKeys, slot};
       compute(item, head_begin, head_end);
       merge(item, head_begin, head_end);
     }
     finish(span, head_begin, head_end);
   }
 
-  // One chunk that every query sees some of: its partial is the total.
-  static bool is_whole(const AttentionSpan& span) { return num_chunks(span) == 1 && span.kv_len >= span.q_len; }
+  // One run that every query sees some of: its partial is the total.
+  static bool is_whole(const AttentionSpan& span) { return num_runs(span) == 1 && span.kv_len >= span.q_len; }
 
   // max and sum of `head`, and the weighted rows.
   struct State {
@@ -180,7 +183,10 @@ class Decoder {
 
   // Computes the partials of the wave, then merges them.
   void flush(bool last) {
-    stream_.pool().parallel_each(num_items_, [this](int64_t i) { compute(items_[i], 0, num_heads_); });
+    // Neighbours for each thread: it reads the next chunk ahead.
+    stream_.pool().parallel_for(num_items_, 1, [this](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) compute(items_[i], 0, num_heads_);
+    });
     // Items of one sequence lie together; head by head, each is merged in order.
     stream_.pool().parallel_for(num_heads_, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = 0; i < num_items_; ++i) merge(items_[i], begin, end);
@@ -190,13 +196,33 @@ class Decoder {
   }
 
   void compute(const Item& item, int64_t head_begin, int64_t head_end) const {
+    const int64_t end = std::min<int64_t>(item.first + kRunKeys, item.span->kv_len);
+    for (int64_t first = item.first; first < end; first += kDecodeKeys) {
 #if defined(__x86_64__)
-    if (amx_) return compute_amx(item, head_begin, head_end);
+      if (amx_) {
+        chunk_amx(item, first, head_begin, head_end);
+        continue;
+      }
 #endif
+      chunk(item, first, head_begin, head_end);
+    }
+  }
+
+  // `from` into the partial softmax of `num_heads` heads that begins at `to`.
+  void merge_heads(const State& from, const State& to, int64_t num_heads) const {
+    for (int64_t h = 0; h < num_heads; ++h) {
+      ops_.decode_merge(from.acc + h * lora_, from.max[h], from.sum[h], lora_, to.acc + h * lora_, to.max + h,
+                        to.sum + h);
+    }
+  }
+
+  // The keys [first, first + kDecodeKeys) of the item: the first ones make its partial, others are merged into it.
+  void chunk(const Item& item, int64_t first, int64_t head_begin, int64_t head_end) const {
     const AttentionSpan& span = *item.span;
     const float* keys[kDecodeKeys];
     alignas(64) float wide[kDecodeKeys * kMaxWidth];  // untouched for f32
-    const int64_t first = item.chunk * kDecodeKeys;
+    alignas(64) float acc[kDecodeHeads * kMaxWidth];
+    float max[kDecodeHeads], sum[kDecodeHeads];
     const int64_t num_keys = std::min<int64_t>(kDecodeKeys, span.kv_len - first);
     for (int64_t k = 0; k < num_keys; ++k) {
       const int64_t row = cache_row(args_.cache, span.block_table, first + k);
@@ -206,34 +232,37 @@ class Decoder {
       keys[k] = wide + k * width_;
     }
     for (int64_t t = 0; t < span.q_len; ++t) {
-      const int64_t seen = chunk_keys(span, t, item.chunk);
+      const int64_t seen = std::min(keys_seen(span, t, first), kDecodeKeys);
       for (int64_t h = head_begin; h < head_end && seen > 0; h += kDecodeHeads) {
-        const State state = partial(item, t, h);
+        const int64_t num_heads = std::min(kDecodeHeads, head_end - h);
+        const State run = partial(item, t, h), state = first == item.first ? run : State{max, sum, acc};
         ops_.decode_chunk({.keys = keys,
                            .num_keys = seen,
                            .width = width_,
                            .lora = lora_,
                            .q = args_.q.row<float>(span.q_begin + t) + h * width_,
-                           .num_heads = std::min(kDecodeHeads, head_end - h),
+                           .num_heads = num_heads,
                            .scale = args_.softmax_scale,
                            .max = state.max,
                            .sum = state.sum,
                            .acc = state.acc});
+        if (first != item.first) merge_heads(state, run, num_heads);
       }
     }
   }
 
 #if defined(__x86_64__)
-  void compute_amx(const Item& item, int64_t head_begin, int64_t head_end) const {
+  void chunk_amx(const Item& item, int64_t first, int64_t head_begin, int64_t head_end) const {
     const AttentionSpan& span = *item.span;
+    alignas(64) float acc[kAmxHeads * kMaxWidth];
+    float max[kAmxHeads], sum[kAmxHeads];
     AmxDecodeChunk chunk{.width = width_, .lora = lora_, .scale = args_.softmax_scale};
-    const int64_t first = item.chunk * kDecodeKeys;
     for (int64_t key = 0; key < kDecodeKeys && first + key < span.kv_len; key += kAmxTileKeys) {
       const int64_t row = cache_row(args_.cache, span.block_table, first + key);
       chunk.keys[key / kAmxTileKeys] = args_.cache.rows.row<uint16_t>(row);
     }
     // The chunk that this thread will probably take next.
-    const int64_t next = first + stream_.pool().num_threads() * kDecodeKeys;
+    const int64_t next = first + kDecodeKeys;
     if (next < span.kv_len) {
       const int64_t row = cache_row(args_.cache, span.block_table, next);
       const int64_t num_rows = std::min({kDecodeKeys, span.kv_len - next, args_.cache.block_tokens});
@@ -241,30 +270,29 @@ class Decoder {
       chunk.prefetch_bytes = num_rows * width_ * 2;
     }
     for (int64_t t = 0; t < span.q_len; ++t) {
-      chunk.num_keys = chunk_keys(span, t, item.chunk);
+      chunk.num_keys = std::min(keys_seen(span, t, first), kDecodeKeys);
       for (int64_t h = head_begin; h < head_end && chunk.num_keys > 0; h += kAmxHeads) {
+        const State run = partial(item, t, h), state = first == item.first ? run : State{max, sum, acc};
         chunk.queries = packed_queries(span.q_begin + t, h);
         chunk.num_heads = std::min(kAmxHeads, head_end - h);
-        const State state = partial(item, t, h);
         chunk.max = state.max;
         chunk.sum = state.sum;
         chunk.acc = state.acc;
         amx_decode_chunk(chunk);
         chunk.prefetch_bytes = 0;
+        if (first != item.first) merge_heads(state, run, chunk.num_heads);
       }
     }
   }
 #endif
 
+  // The item's partial into the total.
   void merge(const Item& item, int64_t head_begin, int64_t head_end) const {
     const AttentionSpan& span = *item.span;
     if (is_whole(span)) return;
     for (int64_t t = 0; t < span.q_len; ++t) {
-      if (chunk_keys(span, t, item.chunk) <= 0) continue;
-      for (int64_t h = head_begin; h < head_end; ++h) {
-        const State from = partial(item, t, h), to = total(span.q_begin + t, h);
-        ops_.decode_merge(from.acc, *from.max, *from.sum, lora_, to.acc, to.max, to.sum);
-      }
+      if (keys_seen(span, t, item.first) <= 0) continue;
+      merge_heads(partial(item, t, head_begin), total(span.q_begin + t, head_begin), head_end - head_begin);
     }
   }
 
