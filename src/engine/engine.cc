@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "base/log.h"
 #include "base/prefetch.h"
 #include "base/rng.h"
+#include "base/seqlock.h"
 #include "base/thread.h"
 #include "engine/inbox.h"
 #include "engine/open_request.h"
@@ -76,8 +76,7 @@ struct Engine::Impl {
   Inbox inbox;
   StepTrace trace;
   std::atomic<bool> healthy{true};
-  std::mutex stats_mutex;
-  EngineStats stats;  // written once a step
+  SeqLock<EngineStats> stats;  // written by each step
 
   // The engine thread's own.
   Scheduler scheduler;
@@ -218,10 +217,7 @@ void Engine::Impl::publish(int num_ending) {
   }
   now.kv_blocks_used = now.kv_blocks_total - now.kv_blocks_free - now.kv_blocks_cached;
   if (options.max_draft_depth > 0) now.speculation = speculator ? speculator->stats() : SpeculationStats();
-  {
-    const std::lock_guard lock(stats_mutex);
-    stats = now;
-  }
+  stats.store(now);
   inbox.set_num_past_queue(now.num_running + num_ending);
 }
 
@@ -267,8 +263,7 @@ absl::StatusOr<std::string> Engine::stop_profile() {
 }
 
 EngineStats Engine::stats() const {
-  const std::lock_guard lock(impl_->stats_mutex);
-  return impl_->stats;
+  return impl_->stats.load();
 }
 
 absl::Status Engine::check_at_rest() const {

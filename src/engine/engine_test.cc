@@ -356,6 +356,38 @@ TEST(EngineTest, ManyCallers) {
   EXPECT_TRUE(engine->check_at_rest().ok()) << engine->check_at_rest();
 }
 
+// Figures of one moment, and none goes back, whenever they are read.
+TEST(EngineTest, StatsAreWholeWhileStepsRun) {
+  constexpr RequestId kCount = 200;
+  auto engine = make_engine(small_options());
+  Collector collector;
+  std::atomic<int> num_wrong{0};
+  std::atomic<int> num_seen{0};
+  {
+    std::vector<Thread> readers;
+    for (int i = 0; i < 3; ++i) {
+      readers.emplace_back("reader", [&] {
+        EngineStats last;
+        while (last.requests_finished_total < static_cast<int64_t>(kCount)) {
+          const EngineStats now = engine->stats();
+          const bool whole = now.kv_blocks_free + now.kv_blocks_used + now.kv_blocks_cached == now.kv_blocks_total &&
+                             now.prompt_tokens_total == 5 * now.requests_finished_total;
+          const bool goes_on =
+              now.steps_total >= last.steps_total && now.output_tokens_total >= last.output_tokens_total;
+          num_wrong += whole && goes_on ? 0 : 1;
+          num_seen += now.steps_total != last.steps_total;
+          last = now;
+        }
+      });
+    }
+    for (RequestId id = 1; id <= kCount; ++id) {
+      ASSERT_TRUE(engine->submit(make_request(id, make_prompt(id, 5), 6), collector.sink()).ok());
+    }
+  }
+  EXPECT_EQ(num_wrong.load(), 0);
+  EXPECT_GE(num_seen.load(), 3);
+}
+
 // Also of requests that are preempted: the first admission and the first token stay.
 TEST(Engine, TimesOfARequestAreInOrderAndStay) {
   EngineOptions options = small_options();
