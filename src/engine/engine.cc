@@ -110,11 +110,9 @@ void Engine::Impl::run() {
 
 void Engine::Impl::start(Inbox::Submission submission) {
   const RequestId id = submission.request.id;
-  std::unique_ptr<GrammarMatcher> grammar;
-  if (submission.request.grammar) grammar = matchers->start(submission.request.grammar);
   const auto opened =
       open_requests.try_emplace(id, submission.request, std::move(submission.sink), tokenizer, options.eos_token_ids,
-                                submission.queued_ns, std::move(grammar), options.vocab_size);
+                                submission.queued_ns, matchers ? &*matchers : nullptr);
   submission.request.context = &opened.first->second;
   scheduler.add(std::move(submission.request));
 }
