@@ -194,6 +194,7 @@ void Engine::Impl::die(const absl::Status& error) {
   log_error(str_cat("the engine stops: ", error.message()));
   healthy.store(false);
   inbox.close(absl::UnavailableError(str_cat("the engine has stopped: ", error.message())));
+  deliver();  // what the failed step has brought
   inbox.take(/*wait=*/false, &batch);
   for (Inbox::Submission& submission : batch.submissions) start(std::move(submission));
   end_all(FinishReason::kError, error);

@@ -264,6 +264,30 @@ TEST(EngineTest, ExecutorErrorEndsEverythingWithItsMessage) {
   }
 }
 
+// A request that the scheduler ends in the very step that fails keeps its own end, and gets no second one.
+TEST(EngineTest, AStepThatFailsEndsNobodyTwice) {
+  EngineOptions options = small_options();
+  options.hooks.faults.fail_at_step = 1;
+  auto fake = std::make_unique<FakeExecutor>(options);
+  FakeExecutor* executor = fake.get();
+  Engine engine(options, std::move(fake), nullptr, real_clock());
+  Collector collector;
+  executor->on_step = [&](const StepPlan&) {
+    Request late = make_request(2, {1}, 20);
+    late.deadline_ns = 1;
+    EXPECT_TRUE(engine.submit(late, collector.sink()).ok());
+  };
+  ASSERT_TRUE(engine.submit(make_request(1, {1}, 20), collector.sink()).ok());
+  collector.wait(2);
+  engine.drain(10'000);
+  auto results = collector.results();
+  EXPECT_EQ(results[1].last.error.code(), absl::StatusCode::kInternal) << results[1].last.error;
+  EXPECT_EQ(results[2].last.error.code(), absl::StatusCode::kDeadlineExceeded) << results[2].last.error;
+  for (const RequestId id : {1, 2}) EXPECT_EQ(results[id].num_finished, 1) << id;
+  EXPECT_EQ(engine.stats().requests_finished_total, 2);
+  EXPECT_TRUE(engine.check_at_rest().ok()) << engine.check_at_rest();
+}
+
 TEST(EngineTest, RefusalsNameBothNumbers) {
   auto engine = make_engine(small_options());
   const auto message = [&](const Request& request) {

@@ -30,7 +30,7 @@ class OpenRequest {
 
   // The next output token, with `request` as given to the constructor. Not kNone if it is the last one.
   FinishReason add_token(const Request& request, int32_t id);
-  // Ends the request: releases held text. Idempotent in effect; called once.
+  // Ends the request: releases held text. Called once.
   void finish(FinishReason reason, absl::Status error = absl::OkStatus());
   // Room for the logprob of the token just added, or of the next prompt position.
   TokenLogprob* new_logprob() { return &output_.logprobs.emplace_back(); }
