@@ -284,6 +284,19 @@ TEST(HttpServer, LengthsOutsideTheContextAreRefusedWithTheNumbers) {
   EXPECT_EQ(server.completion(str_cat("\"prompt\":", ids(8), R"(,"max_tokens":56)")).status, 200);
 }
 
+// Also a text that stands in the end-of-text token behind it, or ends in spaces.
+TEST(HttpServer, AMessageIsContinuedWhereItEnds) {
+  const TestServer server;
+  for (const std::string text : {"Once upon", "e", "sentence", ">", "a  ", ""}) {
+    const std::string body = str_cat(R"({"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":")",
+                                     text, R"("}],"continue_final_message":true})");
+    const HttpAnswer answer = call(server.port(), "POST", "/tokenize", body);
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    const std::string rendered = "<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>" + text;
+    EXPECT_EQ(answer.json()["tokens"].get<std::vector<int32_t>>(), server.tokenizer->encode(rendered)) << text;
+  }
+}
+
 TEST(HttpServer, TokenizesBothWays) {
   const TestServer server;
   const Json tokens = call(server.port(), "POST", "/tokenize", R"({"prompt":"Hello","return_token_strs":true})").json();
