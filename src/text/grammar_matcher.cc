@@ -143,6 +143,9 @@ bool GrammarMatcher::can_continue() const {
 GrammarMatchers::GrammarMatchers(const Tokenizer& tokenizer, int64_t vocab_size, size_t max_bytes)
     : trie_(tokenizer, vocab_size), max_bytes_(max_bytes), shrink_above_(max_bytes) {}
 
+GrammarMatchers::GrammarMatchers(const Tokenizer& tokenizer, int64_t vocab_size)
+    : GrammarMatchers(tokenizer, vocab_size, 8192 * static_cast<size_t>(vocab_size + 63) / 64 * sizeof(uint64_t)) {}
+
 std::unique_ptr<GrammarMatcher> GrammarMatchers::start(const std::shared_ptr<const Grammar>& grammar) {
   auto [found, end] = masks_.equal_range(grammar->hash());
   while (found != end && !(*found->second.states().grammar() == *grammar)) ++found;

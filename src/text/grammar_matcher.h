@@ -93,7 +93,9 @@ class GrammarMatcher {
 // those unused for longest go, and those in use forget what they can make again.
 class GrammarMatchers {
  public:
-  GrammarMatchers(const Tokenizer& tokenizer, int64_t vocab_size, size_t max_bytes = 256 << 20);
+  GrammarMatchers(const Tokenizer& tokenizer, int64_t vocab_size, size_t max_bytes);
+  // Bytes of 8,192 masks: 4 MiB for 4,096 tokens, 126 MiB for DeepSeek-V3's.
+  GrammarMatchers(const Tokenizer& tokenizer, int64_t vocab_size);
   std::unique_ptr<GrammarMatcher> start(const std::shared_ptr<const Grammar>& grammar);
   size_t num_mask_words() const { return trie_.num_mask_words(); }
   size_t num_grammars() const { return masks_.size(); }
