@@ -16,8 +16,9 @@ READ_TIMEOUT_S = 600  # of a whole stream, on a machine that does other work too
 MAX_GROWTH_BYTES = 32 << 20  # of resident memory between the warm-up and the end of a short run
 MAX_GROWTH_SHARE = 0.01      # and between the first third and the end of one of ten minutes or more
 LONG_S = 600
-# A pool of each of the 4 groups for some of its streams: cached blocks are evicted, sequences preempted.
-FLAGS = ("--max-total-tokens", "1024", "--context-length", "512")
+# A pool of each of the 4 groups for some of its streams: cached blocks are evicted, sequences preempted. Drafts in every
+# step: with so many streams they do not pay.
+FLAGS = ("--max-total-tokens", "1024", "--context-length", "512", "--speculative-adaptive=false")
 QUESTIONS = ("Tell me a tale.", "What is 14 + 27?", "Spell the word river.", "Sort 5 3 9 1.", "Say hello.")
 SYSTEMS = tuple(f"You are helper {i}. " + "Answer in few words, and never in verse. " * 8 for i in range(4))
 SALTS = ("", "", "a", "b")
