@@ -113,7 +113,6 @@ TEST(Speculation, RightGuessesSaveSteps) {
 TEST(Speculation, EndsInsideAnAcceptedRun) {
   const auto tokenizer = byte_word_tokenizer();
   const std::vector<int32_t> script = ids_of({"a", "b", "ABC", "c", "HI", "d", "e", "f", "g"});
-  // Depth 7 accepts nearly all of it in one step.
   for (const int depth : {0, 1, 2, 3, 5, 7}) {
     EngineOptions options = small_options();
     options.max_draft_depth = depth;

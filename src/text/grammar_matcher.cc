@@ -147,8 +147,11 @@ GrammarMatchers::GrammarMatchers(const Tokenizer& tokenizer, int64_t vocab_size)
     : GrammarMatchers(tokenizer, vocab_size, 8192 * static_cast<size_t>(vocab_size + 63) / 64 * sizeof(uint64_t)) {}
 
 std::unique_ptr<GrammarMatcher> GrammarMatchers::start(const std::shared_ptr<const Grammar>& grammar) {
+  const auto is_equal = [&](const std::shared_ptr<const Grammar>& known) {
+    return known == grammar || *known == *grammar;  // choices of one request have the same
+  };
   auto [found, end] = masks_.equal_range(grammar->hash());
-  while (found != end && !(*found->second.states().grammar() == *grammar)) ++found;
+  while (found != end && !is_equal(found->second.states().grammar())) ++found;
   if (found == end) {
     found = masks_.emplace(std::piecewise_construct, std::forward_as_tuple(grammar->hash()),
                            std::forward_as_tuple(grammar, &trie_));
