@@ -244,10 +244,12 @@ absl::Status ConfigFields::parse_argument(const std::vector<std::string>& args, 
   const std::string& arg = args[*index];
   if (looks_like_flag(arg)) return parse_flag(args, index);
   for (ConfigField& field : fields_) {
-    if (field.positional_) return set_once(field, arg, arg);
+    if (field.positional_ && !field.given_) return set_once(field, arg, arg);
   }
+  const std::string_view hint =
+      arg == "true" || arg == "false" ? "a switch is written --name or --name=false" : "settings are --name value";
   return absl::InvalidArgumentError(
-      str_cat("unexpected argument \"", arg, "\"; ", program_, " takes flags only, see ", program_, " --help"));
+      str_cat("unexpected argument \"", arg, "\"; ", hint, ", see ", program_, " --help"));
 }
 
 absl::Status ConfigFields::parse(const std::vector<std::string>& args) {

@@ -133,11 +133,18 @@ TEST_F(ConfigFieldsTest, NegativeNumbersAreValues) {
   EXPECT_EQ(error({"--port", "-1"}), "--port expects an integer from 0 to 65535, found \"-1\"");
 }
 
+TEST_F(ConfigFieldsTest, ASwitchTakesNoWordBehindIt) {
+  ConfigFields fresh("t", "x");
+  fresh.add("model-path", &settings.model).positional();
+  fresh.add("verbose", &settings.verbose);
+  EXPECT_THAT(std::string(fresh.parse({"a", "--verbose", "false"}).message()), HasSubstr("--name=false"));
+}
+
 TEST_F(ConfigFieldsTest, TwiceIsAnErrorAlsoByAlias) {
   EXPECT_THAT(error({"--port", "1", "-p", "2"}), HasSubstr("given twice"));
   ConfigFields fresh("t", "x");
   fresh.add("model-path", &settings.model).positional();
-  EXPECT_FALSE(fresh.parse({"a", "b"}).ok());
+  EXPECT_THAT(std::string(fresh.parse({"a", "b"}).message()), HasSubstr("unexpected argument \"b\""));
 }
 
 TEST_F(ConfigFieldsTest, FileThenFlags) {

@@ -196,6 +196,30 @@ TEST(Cli, PlanFitsMemory) {
   EXPECT_FALSE(plan_engine(settings, *config, 1000).ok());
 }
 
+// A pool that keeps nothing of those that have run needs no more than those that run.
+TEST(Cli, PlanWithoutPrefixCacheHoldsWhatRuns) {
+  const auto config = ModelConfig::load(tiny_model());
+  ASSERT_TRUE(config.ok());
+  const ModelSettings settings{.max_running_requests = 1, .disable_radix_cache = true};
+  const auto plan = plan_engine(settings, *config, int64_t{64} << 30);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->num_kv_blocks, 64);
+  EXPECT_EQ(plan->context_length, 4096);
+}
+
+TEST(Cli, PlanRefusesSettingsThatContradict) {
+  const auto config = ModelConfig::load(tiny_model());
+  ASSERT_TRUE(config.ok());
+  const auto refusal = [&](const ModelSettings& settings) {
+    return std::string(plan_engine(settings, *config, int64_t{64} << 30).status().message());
+  };
+  EXPECT_THAT(refusal({.max_running_requests = 16, .chunked_prefill_size = 15}),
+              HasSubstr("--chunked-prefill-size 15 is less than --max-running-requests 16"));
+  EXPECT_EQ(refusal({.max_running_requests = 16, .chunked_prefill_size = 16}), "");
+  EXPECT_THAT(refusal({.speculative_num_steps = 0, .synthetic_acceptance = 0.7f}), HasSubstr("--synthetic-acceptance"));
+  EXPECT_THAT(refusal({.context_length = 1 << 20}), HasSubstr("max_position_embeddings"));
+}
+
 TEST(Cli, GenerationDefaults) {
   const auto tiny = load_sampling_defaults(tiny_model());
   ASSERT_TRUE(tiny.ok());

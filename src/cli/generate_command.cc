@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kMaxPromptBytes = 64 << 20;
 
 struct GenerateConfig {
-  ModelSettings model;
+  ModelSettings model{.max_running_requests = 1, .disable_radix_cache = true};
   std::string prompt = "-";
   bool raw = false;
   bool thinking = false;
@@ -51,7 +51,7 @@ void declare(ConfigFields& fields, GenerateConfig& config) {
   fields.add("seed", &config.seed).range(0, 9e18).default_text("random").doc("Same seed, same text");
   fields.add("ignore-eos", &config.ignore_eos).doc("Goes on after the end-of-text token");
   add_layout_fields(fields, config.model);
-  add_engine_fields(fields, config.model);
+  add_sequence_fields(fields, config.model);
 }
 
 absl::StatusOr<std::string> read_prompt(const GenerateConfig& config) {

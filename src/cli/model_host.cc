@@ -28,6 +28,21 @@ absl::StatusOr<int> pick_draft_depth(const ModelSettings& settings, const ModelC
                                             "(num_nextn_predict_layers is 0); leave it at 0"));
 }
 
+// Settings that each make sense and together do not.
+absl::Status check_settings(const ModelSettings& settings, int max_draft_depth) {
+  if (settings.chunked_prefill_size > 0 && settings.chunked_prefill_size < settings.max_running_requests) {
+    return absl::InvalidArgumentError(
+        str_cat("--chunked-prefill-size ", settings.chunked_prefill_size, " is less than --max-running-requests ",
+                settings.max_running_requests,
+                ", each of which may need a token in a step; raise the first or lower the second"));
+  }
+  if (settings.synthetic_acceptance >= 0.0f && max_draft_depth == 0) {
+    return absl::InvalidArgumentError(
+        "--synthetic-acceptance needs drafts, and there are none (--speculative-num-steps 0, or no MTP module)");
+  }
+  return absl::OkStatus();
+}
+
 int64_t blocks_for(int64_t tokens, int64_t block_tokens) {
   return (tokens + block_tokens - 1) / block_tokens;
 }
@@ -58,6 +73,7 @@ absl::StatusOr<EnginePlan> plan_engine(const ModelSettings& settings, const Mode
   MOESAIC_ASSIGN_OR_RETURN(plan.model, model_options(settings));
   MOESAIC_ASSIGN_OR_RETURN(plan.context_length, pick_context(settings, config));
   MOESAIC_ASSIGN_OR_RETURN(plan.max_draft_depth, pick_draft_depth(settings, config));
+  MOESAIC_RETURN_IF_ERROR(check_settings(settings, plan.max_draft_depth));
   plan.model.load_mtp = plan.max_draft_depth > 0;
   const ParallelLayout& layout = plan.model.layout;
   const int64_t block_tokens = plan.model.kv_block_tokens;
@@ -71,7 +87,10 @@ absl::StatusOr<EnginePlan> plan_engine(const ModelSettings& settings, const Mode
   if (settings.max_total_tokens > 0) {
     plan.num_kv_blocks = blocks_for(settings.max_total_tokens, block_tokens);
   } else {
-    plan.num_kv_blocks = std::min(std::max(kDefaultContexts / layout.dp_size, int64_t{1}) * context_blocks, fit);
+    int64_t contexts = std::max(kDefaultContexts / layout.dp_size, int64_t{1});
+    // Nothing stays of those that have run.
+    if (settings.disable_radix_cache) contexts = std::min<int64_t>(contexts, settings.max_running_requests);
+    plan.num_kv_blocks = std::min(contexts * context_blocks, fit);
   }
   if (plan.num_kv_blocks < 1) {
     return absl::InvalidArgumentError(str_cat("no memory for a KV cache: one block of all ranks takes ", block_bytes,

@@ -88,10 +88,6 @@ void add_scheduling_fields(ConfigFields& fields, ModelSettings& settings) {
       .doc("Longest wait of a request for its start; then it fails with 408");
 }
 
-}  // namespace
-
-namespace {
-
 void add_speculation_fields(ConfigFields& fields, ModelSettings& settings) {
   fields.add("speculative-num-steps", &settings.speculative_num_steps)
       .alias("num-speculative-tokens")
@@ -109,22 +105,33 @@ void add_speculation_fields(ConfigFields& fields, ModelSettings& settings) {
 
 }  // namespace
 
-void add_engine_fields(ConfigFields& fields, ModelSettings& settings) {
+void add_sequence_fields(ConfigFields& fields, ModelSettings& settings) {
   fields.add("context-length", &settings.context_length)
       .alias("max-model-len")
       .range(0, 1 << 30)
       .unit("tokens")
       .default_text("the model's max_position_embeddings")
       .doc("Longest prompt and output together");
+  fields.add("mem-fraction-static", &settings.mem_fraction_static)
+      .alias("gpu-memory-utilization")
+      .range(0.01, 1)
+      .doc("Share of the available memory that the default KV cache may take");
+  fields.add("chunked-prefill-size", &settings.chunked_prefill_size)
+      .alias("max-num-batched-tokens")
+      .range(0, 1 << 20)
+      .unit("tokens")
+      .default_text("2048, shared by the groups")
+      .doc("Token budget of a step of each data-parallel group; longer prompts run in chunks");
+  add_speculation_fields(fields, settings);
+}
+
+void add_engine_fields(ConfigFields& fields, ModelSettings& settings) {
+  add_sequence_fields(fields, settings);
   fields.add("max-total-tokens", &settings.max_total_tokens)
       .range(0, 1e12)
       .unit("tokens")
       .default_text("16 contexts over all groups, at least one each, as memory allows")
       .doc("KV cache of each data-parallel group, in tokens");
-  fields.add("mem-fraction-static", &settings.mem_fraction_static)
-      .alias("gpu-memory-utilization")
-      .range(0.01, 1)
-      .doc("Share of the available memory that the default KV cache may take");
   fields.add("max-running-requests", &settings.max_running_requests)
       .alias("max-num-seqs")
       .range(1, 65536)
@@ -134,14 +141,7 @@ void add_engine_fields(ConfigFields& fields, ModelSettings& settings) {
       .range(1, 1e6)
       .unit("requests")
       .doc("Waiting requests; further ones are refused");
-  fields.add("chunked-prefill-size", &settings.chunked_prefill_size)
-      .alias("max-num-batched-tokens")
-      .range(0, 1 << 20)
-      .unit("tokens")
-      .default_text("2048, shared by the groups")
-      .doc("Token budget of a step of each data-parallel group; longer prompts run in chunks");
   add_scheduling_fields(fields, settings);
-  add_speculation_fields(fields, settings);
 }
 
 absl::StatusOr<ModelOptions> model_options(const ModelSettings& settings) {

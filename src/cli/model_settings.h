@@ -42,7 +42,9 @@ ConfigField& add_model_path(ConfigFields& fields, std::string* model_path);
 void add_parallel_fields(ConfigFields& fields, int32_t* ep_size, int32_t* dp_size, int32_t* tp_size);
 // Layout, numbers and threads: what `eval --ids` needs too.
 void add_layout_fields(ConfigFields& fields, ModelSettings& settings);
-// Context, KV pool, batch limits and scheduling: what an engine needs.
+// Context, memory, chunks and speculation: what an engine for one sequence needs.
+void add_sequence_fields(ConfigFields& fields, ModelSettings& settings);
+// And KV pool, batch limits and scheduling: what one for many needs.
 void add_engine_fields(ConfigFields& fields, ModelSettings& settings);
 
 // The layout and number formats; limits are left to the caller. Errors as in ParallelLayout::make.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "base/log.h"
 #include "base/prefetch.h"
 #include "base/rng.h"
+#include "base/seqlock.h"
 #include "base/thread.h"
 #include "engine/inbox.h"
 #include "engine/open_request.h"
@@ -76,8 +76,7 @@ struct Engine::Impl {
   Inbox inbox;
   StepTrace trace;
   std::atomic<bool> healthy{true};
-  std::mutex stats_mutex;
-  EngineStats stats;  // written once a step
+  SeqLock<EngineStats> stats;  // written by each step
 
   // The engine thread's own.
   Scheduler scheduler;
@@ -111,11 +110,9 @@ void Engine::Impl::run() {
 
 void Engine::Impl::start(Inbox::Submission submission) {
   const RequestId id = submission.request.id;
-  std::unique_ptr<GrammarMatcher> grammar;
-  if (submission.request.grammar) grammar = matchers->start(submission.request.grammar);
   const auto opened =
       open_requests.try_emplace(id, submission.request, std::move(submission.sink), tokenizer, options.eos_token_ids,
-                                submission.queued_ns, std::move(grammar), options.vocab_size);
+                                submission.queued_ns, matchers ? &*matchers : nullptr);
   submission.request.context = &opened.first->second;
   scheduler.add(std::move(submission.request));
 }
@@ -197,6 +194,7 @@ void Engine::Impl::die(const absl::Status& error) {
   log_error(str_cat("the engine stops: ", error.message()));
   healthy.store(false);
   inbox.close(absl::UnavailableError(str_cat("the engine has stopped: ", error.message())));
+  deliver();  // what the failed step has brought
   inbox.take(/*wait=*/false, &batch);
   for (Inbox::Submission& submission : batch.submissions) start(std::move(submission));
   end_all(FinishReason::kError, error);
@@ -218,10 +216,7 @@ void Engine::Impl::publish(int num_ending) {
   }
   now.kv_blocks_used = now.kv_blocks_total - now.kv_blocks_free - now.kv_blocks_cached;
   if (options.max_draft_depth > 0) now.speculation = speculator ? speculator->stats() : SpeculationStats();
-  {
-    const std::lock_guard lock(stats_mutex);
-    stats = now;
-  }
+  stats.store(now);
   inbox.set_num_past_queue(now.num_running + num_ending);
 }
 
@@ -267,8 +262,7 @@ absl::StatusOr<std::string> Engine::stop_profile() {
 }
 
 EngineStats Engine::stats() const {
-  const std::lock_guard lock(impl_->stats_mutex);
-  return impl_->stats;
+  return impl_->stats.load();
 }
 
 absl::Status Engine::check_at_rest() const {

@@ -264,6 +264,30 @@ TEST(EngineTest, ExecutorErrorEndsEverythingWithItsMessage) {
   }
 }
 
+// A request that the scheduler ends in the very step that fails keeps its own end, and gets no second one.
+TEST(EngineTest, AStepThatFailsEndsNobodyTwice) {
+  EngineOptions options = small_options();
+  options.hooks.faults.fail_at_step = 1;
+  auto fake = std::make_unique<FakeExecutor>(options);
+  FakeExecutor* executor = fake.get();
+  Engine engine(options, std::move(fake), nullptr, real_clock());
+  Collector collector;
+  executor->on_step = [&](const StepPlan&) {
+    Request late = make_request(2, {1}, 20);
+    late.deadline_ns = 1;
+    EXPECT_TRUE(engine.submit(late, collector.sink()).ok());
+  };
+  ASSERT_TRUE(engine.submit(make_request(1, {1}, 20), collector.sink()).ok());
+  collector.wait(2);
+  engine.drain(10'000);
+  auto results = collector.results();
+  EXPECT_EQ(results[1].last.error.code(), absl::StatusCode::kInternal) << results[1].last.error;
+  EXPECT_EQ(results[2].last.error.code(), absl::StatusCode::kDeadlineExceeded) << results[2].last.error;
+  for (const RequestId id : {1, 2}) EXPECT_EQ(results[id].num_finished, 1) << id;
+  EXPECT_EQ(engine.stats().requests_finished_total, 2);
+  EXPECT_TRUE(engine.check_at_rest().ok()) << engine.check_at_rest();
+}
+
 TEST(EngineTest, RefusalsNameBothNumbers) {
   auto engine = make_engine(small_options());
   const auto message = [&](const Request& request) {
@@ -354,6 +378,38 @@ TEST(EngineTest, ManyCallers) {
   collector.wait(100);
   engine->drain(1000);
   EXPECT_TRUE(engine->check_at_rest().ok()) << engine->check_at_rest();
+}
+
+// Figures of one moment, and none goes back, whenever they are read.
+TEST(EngineTest, StatsAreWholeWhileStepsRun) {
+  constexpr RequestId kCount = 200;
+  auto engine = make_engine(small_options());
+  Collector collector;
+  std::atomic<int> num_wrong{0};
+  std::atomic<int> num_seen{0};
+  {
+    std::vector<Thread> readers;
+    for (int i = 0; i < 3; ++i) {
+      readers.emplace_back("reader", [&] {
+        EngineStats last;
+        while (last.requests_finished_total < static_cast<int64_t>(kCount)) {
+          const EngineStats now = engine->stats();
+          const bool whole = now.kv_blocks_free + now.kv_blocks_used + now.kv_blocks_cached == now.kv_blocks_total &&
+                             now.prompt_tokens_total == 5 * now.requests_finished_total;
+          const bool goes_on =
+              now.steps_total >= last.steps_total && now.output_tokens_total >= last.output_tokens_total;
+          num_wrong += whole && goes_on ? 0 : 1;
+          num_seen += now.steps_total != last.steps_total;
+          last = now;
+        }
+      });
+    }
+    for (RequestId id = 1; id <= kCount; ++id) {
+      ASSERT_TRUE(engine->submit(make_request(id, make_prompt(id, 5), 6), collector.sink()).ok());
+    }
+  }
+  EXPECT_EQ(num_wrong.load(), 0);
+  EXPECT_GE(num_seen.load(), 3);
 }
 
 // Also of requests that are preempted: the first admission and the first token stay.

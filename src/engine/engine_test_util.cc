@@ -22,7 +22,8 @@ FakeExecutor::FakeExecutor(const EngineOptions& options)
       vocab_size_(options.vocab_size),
       max_tokens_(options.max_tokens_per_step),
       rows_(options.dp_size, std::vector<uint64_t>(options.num_kv_blocks * options.kv_block_tokens)),
-      logits_(options.dp_size) {}
+      logits_(options.dp_size),
+      script_(options.hooks.script) {}
 
 absl::Status FakeExecutor::execute(const StepPlan& plan, StepLogits* logits) {
   if (on_step) on_step(plan);
@@ -55,6 +56,8 @@ void FakeExecutor::append_logits(uint64_t hash, std::vector<float>* logits) cons
 
 void FakeExecutor::run_chunk(int group, const PlannedChunk& chunk) {
   const int32_t first_sampled = chunk.num_tokens() - chunk.num_logit_rows();
+  // Before there is output.
+  if (chunk.is_prefill && !script_.empty()) num_prompt_.try_emplace(chunk.request_id, chunk.num_total);
   for (int32_t i = 0; i < chunk.num_tokens(); ++i) {
     const int32_t position = chunk.kv_begin + i;
     rows_[group][slot(chunk, position)] = mix(mix(chunk.token_ids[i], position), chunk.is_prefill ? 1 : 2);
@@ -105,12 +108,21 @@ void FakeExecutor::guess(int group, const PlannedChunk& chunk, int32_t num_rows,
     // A level of its own writes the cache row of what it continues; the first level's is the step's.
     if (level > 0) draft_rows_[group][slot(chunk, position - 1)] = mix(next_id, position);
     hash = mix(hash, mix(mix(next_id, position), 2));
-    std::vector<float> logits;
-    append_logits(hash, &logits);
-    next_id = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    next_id = most_likely(hash, chunk, position + 1);
     if (Rng(hash ^ 99).uniform() >= draft_probability_) next_id = (next_id + 1) % 256;
     guesses[level] = next_id;
   }
+}
+
+// The token at `position`, where `hash` is that of the rows before it.
+int32_t FakeExecutor::most_likely(uint64_t hash, const PlannedChunk& chunk, int32_t position) const {
+  if (!script_.empty()) {
+    const auto output = static_cast<size_t>(position - num_prompt_.at(chunk.request_id));
+    if (output < script_.size()) return script_[output];
+  }
+  std::vector<float> logits;
+  append_logits(hash, &logits);
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
 std::unique_ptr<Tokenizer> byte_word_tokenizer() {

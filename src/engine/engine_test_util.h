@@ -24,8 +24,8 @@ class FakeExecutor final : public Executor {
   absl::Status execute(const StepPlan& plan, StepLogits* logits) override;
   std::function<void(const StepPlan&)> on_step;  // called first
 
-  // A draft module that guesses what greedy sampling would give, each token right with this probability. Its own cache
-  // is checked: a chunk that drafts has the right row at every position before.
+  // A draft module that guesses what greedy sampling would give, or the script, each token right with this probability.
+  // Its own cache is checked: a chunk that drafts has the right row at every position before.
   void enable_drafts(int max_depth, double probability);
   int max_draft_depth() const override { return max_draft_depth_; }
   absl::Status draft(const StepPlan& plan, const DraftPlan& drafts, DraftTokens* tokens) override;
@@ -36,6 +36,7 @@ class FakeExecutor final : public Executor {
   size_t slot(const PlannedChunk& chunk, int32_t position) const;
   void append_logits(uint64_t hash, std::vector<float>* logits) const;
   void guess(int group, const PlannedChunk& chunk, int32_t num_rows, int32_t next_id, std::span<int32_t> guesses);
+  int32_t most_likely(uint64_t hash, const PlannedChunk& chunk, int32_t position) const;
 
   int block_tokens_;
   int64_t vocab_size_;
@@ -47,6 +48,8 @@ class FakeExecutor final : public Executor {
   int num_wrong_draft_rows_ = 0;
   std::vector<std::vector<uint64_t>> tokens_;      // per group: what each row was computed from
   std::vector<std::vector<uint64_t>> draft_rows_;  // per group: what each row says comes next
+  std::vector<int32_t> script_;
+  std::map<RequestId, int32_t> num_prompt_;  // tokens of those seen
 };
 
 constexpr int32_t kEos = 300;

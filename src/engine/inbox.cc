@@ -8,7 +8,7 @@ absl::Status Inbox::submit(Request request, OutputSink sink, int64_t now_ns) {
   {
     std::lock_guard lock(mutex_);
     if (!closed_.ok()) return closed_;
-    const int num_queued = static_cast<int>(open_.size()) - num_past_queue_;
+    const int num_queued = static_cast<int>(open_.size()) - num_past_queue_.load();
     if (num_queued >= max_queued_) {
       return absl::ResourceExhaustedError(str_cat("the queue is full: ", num_queued, " requests wait and at most ",
                                                   max_queued_, " may (max_queued_requests)"));
@@ -17,6 +17,7 @@ absl::Status Inbox::submit(Request request, OutputSink sink, int64_t now_ns) {
       return absl::AlreadyExistsError(str_cat("request id ", request.id, " is already open"));
     }
     submissions_.push_back({std::move(request), std::move(sink), now_ns});
+    has_news_.store(true);
   }
   arrived_.notify_one();
   return absl::OkStatus();
@@ -29,6 +30,7 @@ void Inbox::abort(RequestId id) {
     if (found == open_.end() || found->second) return;
     found->second = true;
     aborts_.push_back(id);
+    has_news_.store(true);
   }
   arrived_.notify_one();
 }
@@ -40,6 +42,7 @@ void Inbox::abort_all() {
       if (!aborted) aborts_.push_back(id);
       aborted = true;
     }
+    has_news_.store(true);
   }
   arrived_.notify_one();
 }
@@ -53,6 +56,7 @@ void Inbox::stop() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
+    has_news_.store(true);
   }
   arrived_.notify_one();
 }
@@ -70,8 +74,10 @@ int Inbox::num_open() const {
 void Inbox::take(bool wait, Batch* batch) {
   batch->submissions.clear();
   batch->aborts.clear();
+  if (!wait && !has_news_.load()) return;
   std::unique_lock lock(mutex_);
-  if (wait) arrived_.wait(lock, [&] { return stop_ || !submissions_.empty() || !aborts_.empty(); });
+  if (wait) arrived_.wait(lock, [&] { return has_news_.load(); });
+  has_news_.store(stop_);
   batch->stop = stop_;
   for (Submission& submission : submissions_) batch->submissions.push_back(std::move(submission));
   submissions_.clear();
@@ -81,13 +87,12 @@ void Inbox::take(bool wait, Batch* batch) {
 void Inbox::ended(RequestId id) {
   std::lock_guard lock(mutex_);
   open_.erase(id);
-  --num_past_queue_;
+  num_past_queue_.fetch_sub(1);
   if (open_.empty()) emptied_.notify_all();
 }
 
 void Inbox::set_num_past_queue(int count) {
-  std::lock_guard lock(mutex_);
-  num_past_queue_ = count;
+  num_past_queue_.store(count);
 }
 
 }  // namespace moesaic

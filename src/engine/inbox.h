@@ -1,7 +1,9 @@
 // Inbox: where callers and the engine thread meet. Knows which request ids are open, from submit() until the engine has
-// called the last sink, and bounds how many wait. Thread-safe; the lock is never held while a sink runs.
+// called the last sink, and bounds how many wait. Thread-safe; the lock is never held while a sink runs, and a step in
+// which nothing arrived and nothing ended does not take it.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -57,8 +59,9 @@ class Inbox {
   std::deque<Submission> submissions_;
   std::vector<RequestId> aborts_;
   std::unordered_map<RequestId, bool> open_;  // id -> an abort was asked for
-  int num_past_queue_ = 0;
+  std::atomic<int> num_past_queue_{0};        // written by the engine thread
   bool stop_ = false;
+  std::atomic<bool> has_news_{false};  // something waits for take(); written with the lock
   absl::Status closed_;
 };
 

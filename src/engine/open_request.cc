@@ -17,12 +17,10 @@ bool contains(std::span<const int32_t> ids, int32_t id) {
 }  // namespace
 
 OpenRequest::OpenRequest(const Request& request, OutputSink sink, const Tokenizer* tokenizer,
-                         std::span<const int32_t> eos_token_ids, int64_t queued_ns,
-                         std::unique_ptr<GrammarMatcher> grammar, int64_t vocab_size)
+                         std::span<const int32_t> eos_token_ids, int64_t queued_ns, GrammarMatchers* matchers)
     : sink_(std::move(sink)),
       matcher_(request.stop),
-      grammar_(std::move(grammar)),
-      mask_(grammar_ ? (vocab_size + 63) / 64 : 0),
+      matchers_(matchers),
       eos_token_ids_(eos_token_ids),
       include_stop_(request.include_stop_in_output) {
   if (tokenizer != nullptr) detokenizer_.emplace(*tokenizer, request.skip_special_tokens);
@@ -32,7 +30,11 @@ OpenRequest::OpenRequest(const Request& request, OutputSink sink, const Tokenize
 }
 
 std::span<const uint64_t> OpenRequest::allowed_tokens(const Request& request) {
-  if (!grammar_) return {};
+  if (!request.grammar) return {};
+  if (!grammar_) {
+    grammar_ = matchers_->start(request.grammar);
+    mask_.resize(matchers_->num_mask_words());
+  }
   grammar_->fill_mask(mask_);
   if (!grammar_->is_complete()) return mask_;
   for (const int32_t id : request.stop_token_ids) set_bit(id, mask_);

@@ -17,11 +17,10 @@ namespace moesaic {
 
 class OpenRequest {
  public:
-  // `tokenizer` may be null; what is given by pointer or span outlives the object. With request.grammar, `grammar` has
-  // started it and masks of `vocab_size` bits are made.
+  // What is given by pointer or span outlives the object. Both pointers may be null; `matchers` not with
+  // request.grammar, which is started by the first allowed_tokens().
   OpenRequest(const Request& request, OutputSink sink, const Tokenizer* tokenizer,
-              std::span<const int32_t> eos_token_ids, int64_t queued_ns,
-              std::unique_ptr<GrammarMatcher> grammar = nullptr, int64_t vocab_size = 0);
+              std::span<const int32_t> eos_token_ids, int64_t queued_ns, GrammarMatchers* matchers = nullptr);
 
   // What the next token may be, as Sampler::sample wants it: what the grammar allows, and end and stop tokens where the
   // text is complete. Empty without a grammar.
@@ -31,7 +30,7 @@ class OpenRequest {
 
   // The next output token, with `request` as given to the constructor. Not kNone if it is the last one.
   FinishReason add_token(const Request& request, int32_t id);
-  // Ends the request: releases held text. Idempotent in effect; called once.
+  // Ends the request: releases held text. Called once.
   void finish(FinishReason reason, absl::Status error = absl::OkStatus());
   // Room for the logprob of the token just added, or of the next prompt position.
   TokenLogprob* new_logprob() { return &output_.logprobs.emplace_back(); }
@@ -68,6 +67,7 @@ class OpenRequest {
   OutputSink sink_;
   std::optional<Detokenizer> detokenizer_;
   StopMatcher matcher_;
+  GrammarMatchers* matchers_;
   std::unique_ptr<GrammarMatcher> grammar_;
   std::vector<uint64_t> mask_;
   std::span<const int32_t> eos_token_ids_;

@@ -113,7 +113,7 @@ TEST(Speculation, RightGuessesSaveSteps) {
 TEST(Speculation, EndsInsideAnAcceptedRun) {
   const auto tokenizer = byte_word_tokenizer();
   const std::vector<int32_t> script = ids_of({"a", "b", "ABC", "c", "HI", "d", "e", "f", "g"});
-  for (const int depth : {0, 1, 2, 3, 5}) {
+  for (const int depth : {0, 1, 2, 3, 5, 7}) {
     EngineOptions options = small_options();
     options.max_draft_depth = depth;
     options.adaptive_draft_depth = false;
@@ -123,8 +123,10 @@ TEST(Speculation, EndsInsideAnAcceptedRun) {
     requests[0].stop = {"CcH"};  // across tokens
     requests[1].max_tokens = 4;
     requests[2].stop_token_ids = {ids_of({"HI"})[0]};
-    // Guesses are right wherever the script is what the fake drafts; synthetic acceptance makes the runs long.
-    const Outcome run = run_all(options, 0.5, requests, tokenizer.get());
+    const Outcome run = run_all(options, 1.0, requests, tokenizer.get());
+    if (depth > 0) {
+      EXPECT_GE(run.stats.speculation->accepted_tokens_total, 8);
+    }
     EXPECT_EQ(run.results.at(0).text, "abAB") << depth;
     EXPECT_EQ(run.results.at(0).last.stop_string, "CcH");
     EXPECT_EQ(run.results.at(1).text, "abABCc");
@@ -170,6 +172,44 @@ TEST(Speculation, RejectedGuessesGiveTheirBlocksBack) {
     EXPECT_EQ(result.num_finished, 1);
   }
   EXPECT_EQ(run.num_wrong_draft_rows, 0);
+}
+
+// The model's part of each step succeeds, the draft module's fails in the third.
+class FailingDrafts final : public Executor {
+ public:
+  explicit FailingDrafts(const EngineOptions& options) : fake_(options) { fake_.enable_drafts(3, 1.0); }
+  int max_draft_depth() const override { return 3; }
+  absl::Status execute(const StepPlan& plan, StepLogits* logits) override { return fake_.execute(plan, logits); }
+  absl::Status draft(const StepPlan& plan, const DraftPlan& drafts, DraftTokens* tokens) override {
+    if (plan.step_id >= 2) return absl::InternalError("no draft today");
+    return fake_.draft(plan, drafts, tokens);
+  }
+
+ private:
+  FakeExecutor fake_;
+};
+
+// Also of requests that ended in the step, or got tokens: these come first, then the error.
+TEST(Speculation, AFailedDraftEndsEveryRequestOnce) {
+  EngineOptions options = small_options();
+  options.max_draft_depth = 3;
+  options.adaptive_draft_depth = false;
+  options.hooks.faults = {.delay_at_step = 0, .delay_ms = 20};  // so that all are there at step 1
+  Collector collector;
+  Engine engine(options, std::make_unique<FailingDrafts>(options), nullptr, real_clock());
+  for (RequestId id = 1; id <= 6; ++id) {
+    ASSERT_TRUE(engine.submit(make_request(id, {1, 2, 3}, 2 + 3 * static_cast<int32_t>(id)), collector.sink()).ok());
+  }
+  collector.wait(6);
+  engine.drain(10'000);
+  for (const auto& [id, result] : collector.results()) {
+    EXPECT_EQ(result.num_finished, 1) << id;
+    EXPECT_TRUE(result.last.finish_reason == FinishReason::kLength || result.last.error.ToString().ends_with("today"))
+        << result.last.error;
+  }
+  EXPECT_EQ(engine.stats().requests_finished_total, 6);
+  EXPECT_FALSE(engine.healthy());
+  EXPECT_TRUE(engine.check_at_rest().ok()) << engine.check_at_rest();
 }
 
 // One sequence that decodes, step after step, guesses right with `probability`.

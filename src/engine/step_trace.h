@@ -55,9 +55,9 @@ class StepTrace {
     Kind kind = Kind::kStep;
     FinishReason reason = FinishReason::kNone;
     uint64_t id = 0;  // step or request
-    int64_t times_ns[kNumPhases +
-                     1]{};  // of a step: its begin and the ends of its phases; of a request: RequestTimes' last four
-    int64_t numbers[2]{};   // of a step: prompt and decode tokens; of a chunk: first row, tokens; at an end: tokens
+    // Of a step: its begin and the ends of its phases; of a request: RequestTimes' last four.
+    int64_t times_ns[kNumPhases + 1]{};
+    int64_t numbers[2]{};  // of a step: prompt and decode tokens; of a chunk: first row, tokens; at an end: tokens
   };
   struct Writer;
 

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <bitset>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -48,6 +49,10 @@ class Grammar {
 
   bool operator==(const Grammar&) const = default;
   uint64_t hash() const { return hash_; }
+  size_t num_bytes() const {
+    return sizeof(*this) + nodes_.size() * sizeof(Node) + edges_.size() * sizeof(int32_t) +
+           sets_.size() * sizeof(ByteSet);
+  }
 
  private:
   friend class GrammarBuilder;

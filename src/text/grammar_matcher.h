@@ -3,9 +3,9 @@
 // engine's).
 //
 //   GrammarMatchers matchers(tokenizer, vocab_size);          // once; shares what sequences learn about a grammar
-//   GrammarMatcher matcher = matchers.start(grammar);
-//   if (!matcher.fill_mask(mask)) ...                         // bit i of word i / 64: token i is allowed
-//   matcher.accept(id);  matcher.rollback(1);
+//   auto matcher = matchers.start(grammar);
+//   if (!matcher->fill_mask(mask)) ...                        // bit i of word i / 64: token i is allowed
+//   matcher->accept(id);
 //
 // The mask of a state is computed at its first use (for 4,096 tokens some 10 us, for 129,280 about 2 ms inside a JSON
 // string) and kept by what the innermost frame of the grammar decides, so that all strings of a document share one;
@@ -13,7 +13,6 @@
 #pragma once
 
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -26,23 +25,25 @@
 namespace moesaic {
 
 class GrammarMatcher;
+class GrammarMatchers;
 
 // What all matchers of one grammar share: states and masks, made as needed.
 class GrammarMasks {
  public:
-  GrammarMasks(std::shared_ptr<const Grammar> grammar, std::shared_ptr<const TokenTrie> trie);
+  GrammarMasks(std::shared_ptr<const Grammar> grammar, const TokenTrie* trie);
 
   GrammarStates& states() { return states_; }
   const TokenTrie& trie() const { return *trie_; }
   // The tokens that may follow in `state`. False, with no bit set, if the grammar is too ambiguous to be followed.
   bool fill(GrammarStates::State state, std::span<uint64_t> mask);
-  // Forgets what no matcher uses if too much has gathered. States change their numbers in the matchers.
-  void keep_small();
-  // For tests: the bytes at which keep_small() acts.
-  void set_max_bytes(size_t max_bytes) { max_bytes_ = max_bytes; }
+  // Forgets all but where its matchers are. States change their numbers in the matchers.
+  void forget();
+  bool in_use() const { return !matchers_.empty(); }
+  size_t num_bytes() const;  // about; with the grammar
 
  private:
   friend class GrammarMatcher;
+  friend class GrammarMatchers;
   struct LocalMask {
     std::vector<uint64_t> allowed;
     std::vector<uint32_t> leaving;  // trie nodes at which the frame is left: their subtrees are open
@@ -52,19 +53,21 @@ class GrammarMasks {
   void fill_subtree(uint32_t node, GrammarStates::State state, std::span<uint64_t> mask);
 
   GrammarStates states_;
-  std::shared_ptr<const TokenTrie> trie_;
+  const TokenTrie* trie_;
   std::unordered_map<GrammarStates::State, LocalMask> masks_;
+  size_t mask_bytes_ = 0;                   // of masks_
   std::vector<GrammarStates::State> path_;  // by depth
   std::vector<uint8_t> left_;               // by depth: the frame may have been left
   std::vector<GrammarMatcher*> matchers_;
-  size_t max_bytes_ = 32 << 20;
+  // For GrammarMatchers.
+  uint64_t last_used_ = 0;
+  size_t counted_bytes_ = 0;
 };
 
 class GrammarMatcher {
  public:
-  static constexpr size_t kMaxRollback = 256;
-
-  explicit GrammarMatcher(std::shared_ptr<GrammarMasks> masks);
+  // Both outlive it.
+  GrammarMatcher(GrammarMatchers* all, GrammarMasks* masks);
   GrammarMatcher(const GrammarMatcher&) = delete;
   GrammarMatcher& operator=(const GrammarMatcher&) = delete;
   ~GrammarMatcher();
@@ -72,8 +75,6 @@ class GrammarMatcher {
   // False, and nothing changes, if the token is not allowed (special tokens are only where the grammar names them).
   bool accept(int32_t token);
   bool accept_bytes(std::string_view bytes);
-  // Takes back the last `count` accepted tokens, at most kMaxRollback of them.
-  void rollback(size_t count);
   // `mask` has TokenTrie::num_mask_words() words; all are written.
   bool fill_mask(std::span<uint64_t> mask);
   bool is_complete() const;   // the text is one of the grammar's
@@ -81,22 +82,36 @@ class GrammarMatcher {
 
  private:
   friend class GrammarMasks;
-  GrammarStates::State state() const { return history_.back(); }
 
-  std::shared_ptr<GrammarMasks> masks_;
-  std::vector<GrammarStates::State> history_;  // the state after each of the last tokens
+  GrammarMatchers* all_;
+  GrammarMasks* masks_;
+  GrammarStates::State state_;
 };
 
-// Finds the GrammarMasks of equal grammars, so that requests with the same schema share them; keeps those used last.
+// The GrammarMasks of all grammars in use and of others that may come again; requests with equal grammars share them.
+// Together they take max_bytes at most, or twice what the places of the matchers in use need if that is more: then
+// those unused for longest go, and those in use forget what they can make again.
 class GrammarMatchers {
  public:
+  GrammarMatchers(const Tokenizer& tokenizer, int64_t vocab_size, size_t max_bytes);
+  // Bytes of 8,192 masks: 4 MiB for 4,096 tokens, 126 MiB for DeepSeek-V3's.
   GrammarMatchers(const Tokenizer& tokenizer, int64_t vocab_size);
   std::unique_ptr<GrammarMatcher> start(const std::shared_ptr<const Grammar>& grammar);
+  size_t num_mask_words() const { return trie_.num_mask_words(); }
+  size_t num_grammars() const { return masks_.size(); }
+  size_t num_bytes() const { return num_bytes_; }  // about
 
  private:
-  static constexpr size_t kMaxKept = 16;
-  std::shared_ptr<const TokenTrie> trie_;
-  std::list<std::shared_ptr<GrammarMasks>> recent_;
+  friend class GrammarMatcher;
+  void note_use(GrammarMasks* masks);
+  void shrink();
+
+  const TokenTrie trie_;
+  const size_t max_bytes_;
+  std::unordered_multimap<uint64_t, GrammarMasks> masks_;  // by the grammar's hash
+  size_t num_bytes_ = 0;
+  size_t shrink_above_;
+  uint64_t num_uses_ = 0;
 };
 
 }  // namespace moesaic

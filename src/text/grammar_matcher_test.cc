@@ -75,41 +75,81 @@ TEST(GrammarMatcherTest, MaskIsExactOverTheDemoVocabulary) {
   }
 }
 
-// Any mixture of accept, rollback and a forgetful cache ends where a fresh matcher that saw the same tokens is.
-TEST(GrammarMatcherTest, RollbackAndCompactionChangeNothing) {
-  for (const Case& c : cases()) {
-    for (uint64_t seed = 1; seed <= 20; ++seed) {
-      SCOPED_TRACE(str_cat(c.name, " seed ", seed));
+// However often masks and states are forgotten, a matcher stays where a fresh one that saw the same tokens is.
+TEST(GrammarMatcherTest, ForgettingChangesNothing) {
+  const std::vector<Case> all = cases();
+  for (const size_t max_bytes : {size_t{0}, size_t{100'000}, size_t{1} << 30}) {
+    for (uint64_t seed = 1; seed <= 5; ++seed) {
+      SCOPED_TRACE(str_cat("seed ", seed, " bytes ", max_bytes));
       Rng rng(seed);
-      auto trie = std::make_shared<TokenTrie>(demo_tokenizer(), kDemoVocabSize);
-      auto small = std::make_shared<GrammarMasks>(*c.grammar, trie);
-      GrammarMatcher matcher(small), other(small);
-      GrammarMatchers matchers(demo_tokenizer(), kDemoVocabSize);
-      std::vector<int32_t> accepted;
-      const std::vector<int32_t> tokens = random_tokens(c.text, rng);
+      GrammarMatchers bounded(demo_tokenizer(), kDemoVocabSize, max_bytes), plain(demo_tokenizer(), kDemoVocabSize);
+      struct Walk {
+        std::vector<int32_t> tokens;
+        size_t at = 0;
+        std::unique_ptr<GrammarMatcher> matcher, fresh;
+      };
+      std::vector<Walk> walks;
+      for (const Case& c : all) {
+        for (int twin = 0; twin < 2; ++twin) {
+          walks.push_back({random_tokens(c.text, rng), 0, bounded.start(*c.grammar), plain.start(*c.grammar)});
+        }
+      }
       std::vector<uint64_t> mask(kDemoVocabSize / 64), expected(mask);
-      for (int i = 0; i < 60; ++i) {
-        small->set_max_bytes(rng.below(3) == 0 ? 0 : 1 << 20);
-        const size_t back = rng.below(3) == 0 ? rng.below(accepted.size() + 1) : 0;
-        matcher.rollback(back);
-        accepted.resize(accepted.size() - back);
-        for (size_t n = rng.below(4); n > 0 && accepted.size() < tokens.size(); --n) {
-          ASSERT_TRUE(matcher.accept(tokens[accepted.size()]));
-          accepted.push_back(tokens[accepted.size()]);
+      for (int i = 0; i < 300; ++i) {
+        Walk& walk = walks[rng.below(walks.size())];
+        if (walk.at < walk.tokens.size()) {
+          ASSERT_TRUE(walk.matcher->accept(walk.tokens[walk.at]) && walk.fresh->accept(walk.tokens[walk.at]));
+          ++walk.at;
         }
-        ASSERT_FALSE(matcher.accept(demo_tokenizer().eos_id()));
-        if (i == 30) {
-          ASSERT_TRUE(other.accept(tokens[0]));
-        }
-        if (i % 10 != 0) continue;
-        const auto fresh = matchers.start(*c.grammar);
-        for (const int32_t id : accepted) ASSERT_TRUE(fresh->accept(id));
-        ASSERT_TRUE(matcher.fill_mask(mask) && fresh->fill_mask(expected));
+        ASSERT_FALSE(walk.matcher->accept(demo_tokenizer().eos_id()));
+        ASSERT_TRUE(walk.matcher->fill_mask(mask) && walk.fresh->fill_mask(expected));
         ASSERT_EQ(mask, expected);
-        ASSERT_EQ(matcher.is_complete(), fresh->is_complete());
+        ASSERT_EQ(walk.matcher->is_complete(), walk.fresh->is_complete());
       }
     }
   }
+}
+
+// Thousands of grammars in turn, some of them at once: the bytes keep their bound, who was used last stays.
+TEST(GrammarMatcherTest, AllGrammarsTogetherKeepTheirBytes) {
+  constexpr size_t kMaxBytes = 1 << 20;
+  GrammarMatchers matchers(demo_tokenizer(), kDemoVocabSize, kMaxBytes);
+  std::vector<uint64_t> mask(kDemoVocabSize / 64);
+  const auto use = [&](int number) {
+    auto matcher = matchers.start(*regex_grammar(str_cat("x{1,5}", number, "([a-f]+|[0-9]{3}) end")));
+    EXPECT_TRUE(matcher->accept_bytes(str_cat("xx", number, "abc")) && matcher->fill_mask(mask));
+    return matcher;
+  };
+  std::vector<std::unique_ptr<GrammarMatcher>> open;
+  size_t most_grammars = 0;
+  for (int i = 0; i < 2000; ++i) {
+    use(-1);  // again and again: never the one unused for longest
+    auto matcher = use(i);
+    if (i % 100 == 0) open.push_back(std::move(matcher));
+    most_grammars = std::max(most_grammars, matchers.num_grammars());
+    ASSERT_LE(matchers.num_bytes(), kMaxBytes);
+  }
+  EXPECT_LT(most_grammars, 1000u);
+  EXPECT_GT(most_grammars, open.size() + 2);
+  const size_t before = matchers.num_grammars();
+  use(-1);
+  EXPECT_EQ(matchers.num_grammars(), before);
+  for (const auto& matcher : open) {
+    EXPECT_TRUE(matcher->accept_bytes("de end") && matcher->is_complete() && !matcher->can_continue());
+  }
+}
+
+// What is in use is never lost, also where it alone is more than the bound.
+TEST(GrammarMatcherTest, WhatIsInUseMayExceedTheBound) {
+  GrammarMatchers matchers(demo_tokenizer(), kDemoVocabSize, 0);
+  std::vector<std::unique_ptr<GrammarMatcher>> open;
+  for (int i = 0; i < 50; ++i) open.push_back(matchers.start(*regex_grammar(str_cat(i, "[a-z]{20}"))));
+  EXPECT_EQ(matchers.num_grammars(), 50u);
+  for (int i = 0; i < 50; ++i) EXPECT_TRUE(open[i]->accept_bytes(str_cat(i, "abc")));
+  open.clear();
+  const auto last = matchers.start(*regex_grammar("[a-z]{3000}"));
+  EXPECT_TRUE(last->accept_bytes(std::string(3000, 'a')));
+  EXPECT_LT(matchers.num_grammars(), 10u);
 }
 
 TEST(GrammarMatcherTest, WhatIsNoTextIsNotAllowed) {

@@ -20,8 +20,9 @@ uint64_t pair_key(int32_t a, int32_t b) {
 }  // namespace
 
 bool GrammarStates::Visited::insert(Place place) {
+  if (2 * (size_ + 1) > slots_.size()) grow();
   const uint64_t key = pair_key(place.node, place.stack);
-  for (size_t i = mix(1, key) % kSlots;; i = (i + 1) % kSlots) {
+  for (size_t i = mix(1, key) % slots_.size();; i = (i + 1) % slots_.size()) {
     Slot& slot = slots_[i];
     if (slot.epoch != epoch_) {
       slot = {key, epoch_};
@@ -29,6 +30,17 @@ bool GrammarStates::Visited::insert(Place place) {
       return true;
     }
     if (slot.key == key) return false;
+  }
+}
+
+void GrammarStates::Visited::grow() {
+  const std::vector<Slot> before = std::exchange(slots_, std::vector<Slot>(2 * slots_.size()));
+  const uint64_t epoch = std::exchange(epoch_, 1);
+  for (const Slot& slot : before) {
+    if (slot.epoch != epoch) continue;
+    size_t i = mix(1, slot.key) % slots_.size();
+    while (slots_[i].epoch == epoch_) i = (i + 1) % slots_.size();
+    slots_[i] = {slot.key, epoch_};
   }
 }
 
@@ -181,7 +193,7 @@ GrammarStates::State GrammarStates::local(State state) {
 size_t GrammarStates::num_bytes() const {
   constexpr size_t kMapNode = 48;  // about what a node of the hash maps takes
   return stacks_.size() * (sizeof(Frame) + kMapNode) + places_.size() * sizeof(Place) +
-         states_.size() * (sizeof(Entry) + kMapNode) + steps_.size() * sizeof(State);
+         states_.size() * (sizeof(Entry) + kMapNode) + steps_.size() * sizeof(State) + visited_.num_bytes();
 }
 
 void GrammarStates::compact(std::span<State* const> used) {

@@ -68,7 +68,7 @@ class GrammarStates {
     bool complete = false;
     bool escaped = false;
   };
-  // Which places a closure has met: open addressing, emptied by a new epoch.
+  // Which places a closure has met: open addressing, at most half full, emptied by a new epoch.
   class Visited {
    public:
     void clear() {
@@ -77,14 +77,16 @@ class GrammarStates {
     }
     bool insert(Place place);
     size_t size() const { return size_; }
+    size_t num_bytes() const { return slots_.size() * sizeof(Slot); }
 
    private:
-    static constexpr size_t kSlots = 1 << 15;
     struct Slot {
       uint64_t key = 0;
       uint64_t epoch = 0;
     };
-    std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
+    void grow();
+
+    std::vector<Slot> slots_ = std::vector<Slot>(64);
     uint64_t epoch_ = 1;
     size_t size_ = 0;
   };

@@ -15,6 +15,7 @@ namespace {
 constexpr size_t kMaxFileBytes = 512 << 20;
 // Longer texts are cut here (at a character) so that offsets fit 32 bits.
 constexpr size_t kMaxSegmentBytes = 1u << 30;
+constexpr size_t kMaxKeptTextBytes = 1u << 20;  // a longer text's scratch is given back: it may take 30 times as much
 
 // Words seen by this thread and their ids: a direct-mapped cache of fixed size. Belongs to one tokenizer at a time.
 class WordCache {
@@ -171,6 +172,10 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
     Impl::split_at(impl_->spec.normalized_added, part, ids, plain);
   };
   Impl::split_at(impl_->spec.raw_added, text, ids, normalized);
+  if (text.size() > kMaxKeptTextBytes) {
+    scratch.pieces = {};
+    scratch.bpe = {};
+  }
   return ids;
 }
 

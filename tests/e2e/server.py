@@ -106,6 +106,16 @@ class Server:
         with open(f"/proc/{self.process.pid}/status") as file:
             return int(re.search(r"VmRSS:\s+(\d+) kB", file.read())[1]) * 1024
 
+    def num_files(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def wait_for_files(self, count, timeout_s=10):
+        """Until no more than `count` files are open, or the timeout; how many there are then."""
+        end = time.monotonic() + timeout_s
+        while self.num_files() > count and time.monotonic() < end:
+            time.sleep(0.05)
+        return self.num_files()
+
     def _wait_until_healthy(self):
         end = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < end:

@@ -163,30 +163,38 @@ Trace run_and_watch(const RunOptions& options, const std::vector<int32_t>* force
 
 // Rounding may tip an expert choice that was nearly even, and then that row is another sum altogether; the bound holds
 // where the choices agree, which must be nearly everywhere.
-TEST(Equivalence, Bf16Cache) {
+void expect_near_f32_cache(DType kv_dtype, float bound, int max_tipped) {
   RunOptions options = small(1);
-  Choices f32_choices, bf16_choices;
+  Choices f32_choices, our_choices;
   const Trace expected = run_and_watch(options, nullptr, &f32_choices);
-  options.kv_dtype = DType::kBF16;
-  const Trace ours = run_and_watch(options, &expected.greedy, &bf16_choices);
+  options.kv_dtype = kv_dtype;
+  const Trace ours = run_and_watch(options, &expected.greedy, &our_choices);
   ASSERT_EQ(ours.logits.size(), expected.logits.size());
   int num_tipped = 0;
   float worst = 0.0f;
   std::string tipped_rows;
   for (size_t row = 0; row < f32_choices.size(); ++row) {
     const float difference = max_abs_difference(&ours.logits[row * kVocab], &expected.logits[row * kVocab], kVocab);
-    if (f32_choices[row] != bf16_choices[row]) {
+    if (f32_choices[row] != our_choices[row]) {
       ++num_tipped;
       tipped_rows += str_cat(" ", row, ":", difference);
       continue;
     }
     worst = std::max(worst, difference);
-    EXPECT_LE(difference, 0.2f) << "row " << row;
+    EXPECT_LE(difference, bound) << "row " << row;
   }
-  RecordProperty("tipped_rows", tipped_rows);
-  RecordProperty("max_abs_difference", std::to_string(worst));
-  EXPECT_LE(num_tipped, kPrompt / 10) << tipped_rows;
-  EXPECT_GT(worst, 0.0f) << "the cache was not bf16";
+  ::testing::Test::RecordProperty("tipped_rows", tipped_rows);
+  ::testing::Test::RecordProperty("max_abs_difference", std::to_string(worst));
+  EXPECT_LE(num_tipped, max_tipped) << tipped_rows;
+  EXPECT_GT(worst, 0.0f) << "the cache was f32";
+}
+
+TEST(Equivalence, Bf16Cache) {
+  expect_near_f32_cache(DType::kBF16, 0.2f, kPrompt / 10);
+}
+
+TEST(Equivalence, Fp8Cache) {
+  expect_near_f32_cache(DType::kE4M3, 2.0f, kPrompt / 3);  // 3 bits of mantissa
 }
 
 // NaN in the rows of one sequence reaches no other row of the step, and what it leaves in cache blocks, workspace and

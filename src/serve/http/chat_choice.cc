@@ -22,6 +22,7 @@ class ChatChoice final : public ChoiceWriter {
   ChatChoice(int64_t index, const PreparedRequest& prepared, const ServedModel& model)
       : index_(index),
         has_logprobs_(prepared.request.num_logprobs >= 0),
+        one_call_(!prepared.request.chat->parallel_tool_calls),
         tokenizer_(*model.tokenizer),
         parser_(parser_options(prepared, model)),
         forced_prefix_(prepared.forced_prefix) {}
@@ -85,6 +86,7 @@ class ChatChoice final : public ChoiceWriter {
 
   void take(std::vector<OutputDelta> deltas, const EmitChoice& emit) {
     for (OutputDelta& delta : deltas) {
+      if (one_call_) std::erase_if(delta.tool_calls, [](const ToolCallDelta& call) { return call.index > 0; });
       if (emit) {
         emit_delta(delta, emit);
       } else {
@@ -118,6 +120,7 @@ class ChatChoice final : public ChoiceWriter {
 
   const int64_t index_;
   const bool has_logprobs_;
+  const bool one_call_;
   const Tokenizer& tokenizer_;
   OutputParser parser_;
   std::string forced_prefix_;

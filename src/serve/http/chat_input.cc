@@ -217,6 +217,7 @@ absl::StatusOr<ChatInput> parse_chat_input(const Json& body) {
   MOESAIC_RETURN_IF_ERROR(read_tool_choice(body, &out));
   MOESAIC_RETURN_IF_ERROR(read_template_variables(body, &out));
   Fields fields(body);
+  fields.boolean("parallel_tool_calls", &out.parallel_tool_calls);
   fields.boolean("separate_reasoning", &out.separate_reasoning);
   fields.boolean("continue_final_message", &out.continue_final_message);
   out.add_generation_prompt = !out.continue_final_message;

@@ -17,6 +17,7 @@ namespace {
 
 constexpr uint32_t kMaxHeaderBytes = 64 << 10;
 constexpr int kSendBufferBytes = 256 << 10;  // small, so that a slow reader shows
+constexpr size_t kLargeBodyBytes = 1 << 20;  // some 0.2 s of tokenising
 
 std::string_view text_of(boost::beast::string_view text) {
   return {text.data(), text.size()};
@@ -182,16 +183,18 @@ asio::awaitable<bool> Connection::serve_one(bool first) {
     co_return co_await reply(shared_.api.answer(route.endpoint, path, parser.get().body()));
   }
   auto answer = std::make_shared<ApiReply>();
+  const size_t body_bytes = parser.get().body().size();
   std::function<void()> work = [this, answer, endpoint = route.endpoint, body = std::move(parser.get().body())] {
     *answer = shared_.api.answer(endpoint, "", body);
   };
-  co_await on_worker(std::move(work));
+  co_await on_worker(body_bytes, std::move(work));
   co_return co_await reply(std::move(*answer));
 }
 
-asio::awaitable<void> Connection::on_worker(std::function<void()> work) {
+asio::awaitable<void> Connection::on_worker(size_t body_bytes, std::function<void()> work) {
   auto done = std::make_shared<bool>(false);
-  asio::post(shared_.worker.context, [self = shared_from_this(), work = std::move(work), done]() mutable {
+  IoThread& worker = body_bytes > kLargeBodyBytes ? shared_.large_worker : shared_.worker;
+  asio::post(worker.context, [self = shared_from_this(), work = std::move(work), done]() mutable {
     work();
     work = nullptr;
     asio::io_context& context = self->io_.context;

@@ -61,7 +61,9 @@ struct ServerState {
   const HttpServerOptions options;
   const Clock& clock;
   Api api;
-  IoThread worker;  // parses and tokenises
+  // Parse and tokenise; a large body takes seconds, for which the others do not wait.
+  IoThread worker;
+  IoThread large_worker;
   std::atomic<int64_t> body_bytes{0};
   std::mutex mutex;
   std::condition_variable closed;
@@ -125,7 +127,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // A request. False: close.
   asio::awaitable<bool> serve_one(bool first);
-  asio::awaitable<void> on_worker(std::function<void()> work);
+  asio::awaitable<void> on_worker(size_t body_bytes, std::function<void()> work);
 
   // Generation (connection_write.cc). False: close.
   asio::awaitable<bool> serve_job(Endpoint endpoint, std::string body, BodyBudget& budget, int64_t arrival_ns);

@@ -93,10 +93,11 @@ asio::awaitable<bool> Connection::serve_job(Endpoint endpoint, std::string body,
       if (const auto self = weak.lock()) self->on_wake();
     });
   };
+  const size_t body_bytes = body.size();
   std::function<void()> work = [this, made, endpoint, arrival_ns, wake, body = std::move(body)] {
     *made = shared_.api.make_job(endpoint, body, arrival_ns, wake);
   };
-  co_await on_worker(std::move(work));
+  co_await on_worker(body_bytes, std::move(work));
   budget.grow_to(0);
   if (!made->ok()) co_return co_await reply(error_reply(made->status()));
   job_ = *std::move(*made);

@@ -212,6 +212,24 @@ TEST(HttpLimits, EngineFailuresBeforeAndDuringTheStream) {
   EXPECT_TRUE((*parse_json(events[events.size() - 2]))["error"].is_object()) << events[events.size() - 2];
 }
 
+// Whatever one client makes the server tokenise, the others are answered meanwhile.
+TEST(HttpLimits, ALargeBodyDelaysNobodyElse) {
+  const TestServer server;
+  std::string prompt;
+  while (prompt.size() < 6'000'000) prompt += "hello world ";
+  RawClient large(server.port());
+  const int64_t begin_ns = real_clock().now_ns();
+  large.send(http_request("POST", "/v1/completions", str_cat(R"({"prompt":")", prompt, R"("})")));
+  int64_t longest_ns = 0;
+  while (!large.read_some(1)) {
+    const int64_t sent_ns = real_clock().now_ns();
+    ASSERT_EQ(server.completion(R"("prompt":"x","max_tokens":1)").status, 200);
+    longest_ns = std::max(longest_ns, real_clock().now_ns() - sent_ns);
+  }
+  EXPECT_EQ(read_answer(large).status, 400);
+  EXPECT_LT(longest_ns, (real_clock().now_ns() - begin_ns) / 2);
+}
+
 TEST(HttpLimits, AFullQueueIs429) {
   const TestServer server({.faults = {.delay_ms = 20}, .max_running_requests = 1, .max_queued_requests = 1});
   std::vector<std::unique_ptr<RawClient>> clients;

@@ -115,9 +115,11 @@ struct HttpServer::Impl {
     }
     MOESAIC_CHECK(wait_closed(kCloseTimeoutMs));
     for (auto& io : io_threads) io->context.stop();
-    shared.worker.context.stop();
     for (auto& io : io_threads) io->thread.join();
-    shared.worker.thread.join();
+    for (IoThread* worker : {&shared.worker, &shared.large_worker}) {
+      worker->context.stop();
+      worker->thread.join();
+    }
   }
 
   std::atomic<bool> stopping{false};
@@ -155,8 +157,9 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::bind(HttpServerOptions o
     IoThread& io = *impl->io_threads[i];
     io.thread = Thread(str_cat("http-io-", i), [&io] { io.context.run(); });
   }
-  IoThread& worker = impl->shared.worker;
-  worker.thread = Thread("http-worker", [&worker] { worker.context.run(); });
+  for (IoThread* worker : {&impl->shared.worker, &impl->shared.large_worker}) {
+    worker->thread = Thread("http-worker", [worker] { worker->context.run(); });
+  }
   asio::co_spawn(context, impl->accept_loop(), [](std::exception_ptr) {});
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }

@@ -1,7 +1,7 @@
 // HttpServer: the OpenAI-compatible front end of one engine. bind() takes the port and starts answering at once (503
 // until start()), so that a busy port is found before the model loads. I/O runs on its own threads; request bodies are
-// parsed and tokenised on a worker thread; the engine thread only fills bounded inboxes. bind, start and stop are
-// called by one thread. The engine, tokenizer and template are borrowed and must outlive stop().
+// parsed and tokenised on a worker thread, large ones on another; the engine thread only fills bounded inboxes. bind,
+// start and stop are called by one thread. The engine, tokenizer and template are borrowed and must outlive stop().
 //
 //   MOESAIC_ASSIGN_OR_RETURN(auto server, HttpServer::bind({.host = "127.0.0.1", .port = 30000}));
 //   ... load the model ...

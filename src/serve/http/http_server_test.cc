@@ -142,6 +142,23 @@ TEST(HttpServer, ToolCallsAreParsedAndCutOnesAreNot) {
   EXPECT_EQ(cut["finish_reason"], "length");
 }
 
+TEST(HttpServer, WithoutParallelCallsTheFirstAloneIsShown) {
+  const TestServer server(
+      {.script = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{\"a\":1}<｜tool▁call▁end｜>"
+                 "<｜tool▁call▁begin｜>add<｜tool▁sep｜>{\"a\":2}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"});
+  for (const bool parallel : {true, false}) {
+    const std::string fields =
+        str_cat(kTools, R"(,"max_tokens":99,"parallel_tool_calls":)", parallel ? "true" : "false");
+    const Json choice = server.chat(fields).json()["choices"][0];
+    EXPECT_EQ(choice["message"]["tool_calls"].size(), parallel ? 2u : 1u);
+    EXPECT_EQ(choice["message"]["tool_calls"][0]["function"]["arguments"], R"({"a":1})");
+    EXPECT_EQ(choice["finish_reason"], "tool_calls");
+    const Streamed streamed = check_stream(server.chat(fields + R"(,"stream":true)"));
+    EXPECT_EQ(streamed.arguments, parallel ? R"({"a":1}{"a":2})" : R"({"a":1})");
+    EXPECT_EQ(streamed.finish_reason, "tool_calls");
+  }
+}
+
 TEST(HttpServer, ADemandedToolCallStartsInThePrompt) {
   const TestServer server({.script = "{\"a\":1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"});
   const std::string named = str_cat(kTools, R"(,"tool_choice":{"type":"function","function":{"name":"add"}})");
@@ -265,6 +282,19 @@ TEST(HttpServer, LengthsOutsideTheContextAreRefusedWithTheNumbers) {
   EXPECT_EQ(rest["usage"]["completion_tokens"], 1);
   EXPECT_EQ(rest["choices"][0]["finish_reason"], "length");
   EXPECT_EQ(server.completion(str_cat("\"prompt\":", ids(8), R"(,"max_tokens":56)")).status, 200);
+}
+
+// Also a text that stands in the end-of-text token behind it, or ends in spaces.
+TEST(HttpServer, AMessageIsContinuedWhereItEnds) {
+  const TestServer server;
+  for (const std::string text : {"Once upon", "e", "sentence", ">", "a  ", ""}) {
+    const std::string body = str_cat(R"({"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":")",
+                                     text, R"("}],"continue_final_message":true})");
+    const HttpAnswer answer = call(server.port(), "POST", "/tokenize", body);
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    const std::string rendered = "<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>" + text;
+    EXPECT_EQ(answer.json()["tokens"].get<std::vector<int32_t>>(), server.tokenizer->encode(rendered)) << text;
+  }
 }
 
 TEST(HttpServer, TokenizesBothWays) {

@@ -183,7 +183,9 @@ TestServer::TestServer(Options options) {
   engine_options.max_draft_depth = options.max_draft_depth;
   engine_options.adaptive_draft_depth = false;
   auto executor = std::make_unique<FakeExecutor>(engine_options);
-  if (options.max_draft_depth > 0) executor->enable_drafts(options.max_draft_depth, 0.7);
+  if (options.max_draft_depth > 0) {
+    executor->enable_drafts(options.max_draft_depth, options.script.empty() ? 0.7 : 1.0);
+  }
   engine = std::make_unique<Engine>(engine_options, std::move(executor), tokenizer.get(), real_clock());
   options.http.port = 0;
   auto bound = HttpServer::bind(options.http);

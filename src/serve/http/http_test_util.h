@@ -63,7 +63,7 @@ class TestServer {
     std::unique_ptr<Tokenizer> tokenizer;  // null: the demo checkpoint's
     std::string script;                    // text of every answer; empty: what the fake model says
     FaultOptions faults;
-    int max_draft_depth = 0;  // guesses that are right with 0.7
+    int max_draft_depth = 0;  // guesses that are right with 0.7; always where there is a script
     int64_t context_length = 512;
     int num_kv_blocks = 256;
     int max_running_requests = 16;

@@ -91,9 +91,9 @@ absl::StatusOr<Json> parse_json(std::string_view text) {
   try {
     if (Json::sax_parse(text.begin(), text.end(), &builder)) return builder.take();
   } catch (const std::exception& error) {
-    return absl::InvalidArgumentError(str_cat("body is not valid JSON: ", error.what()));
+    return absl::InvalidArgumentError(str_cat("not valid JSON: ", error.what()));
   }
-  return absl::InvalidArgumentError(str_cat("body is not valid JSON: ", builder.error()));
+  return absl::InvalidArgumentError(str_cat("not valid JSON: ", builder.error()));
 }
 
 size_t count_code_points(std::string_view text) {

@@ -52,6 +52,9 @@ Chat both_ways(const TestServer& server, const std::string& fields) {
   return whole;
 }
 
+// Whole runs of guessed tokens come in one step, or none.
+constexpr int kDraftDepths[] = {0, 4};
+
 // The 256 bytes and a few merges: a character of four bytes is four tokens, and no tag is one token.
 std::unique_ptr<Tokenizer> plain_bytes(bool add_bos_token = true) {
   return *Tokenizer::parse(byte_tokenizer().dump(), str_cat(R"({"bos_token":"<｜begin▁of▁sentence｜>",)",
@@ -128,14 +131,16 @@ TEST(KnownBugs, ATagThatIsNoTokenIsFoundInTheText) {  // B13
 
 TEST(KnownBugs, ACallThatIsCutEndsByLength) {  // B23
   constexpr char kTools[] = R"("tools":[{"type":"function","function":{"name":"f"}}],"max_tokens":)";
-  for (const std::string arguments : {R"({"code": 123})", R"({"a":{"b":"x"}})"}) {
-    const TestServer server({.script = str_cat("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>", arguments,
-                                               "<｜tool▁call▁end｜><｜tool▁calls▁end｜>")});
+  for (const auto& [arguments, depth] : {std::pair(std::string(R"({"code": 123})"), 0),
+                                         {R"({"code": 123})", 4},
+                                         {R"({"a":{"b":"x"}})", 0},
+                                         {R"({"a":{"b":"x"}})", 4}}) {
     const auto script = str_cat("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>", arguments,
                                 "<｜tool▁call▁end｜><｜tool▁calls▁end｜>");
+    const TestServer server({.script = script, .max_draft_depth = depth});
     const int tokens = static_cast<int>(server.tokenizer->encode(script).size());
     for (int max_tokens = 1; max_tokens <= tokens + 1; ++max_tokens) {
-      SCOPED_TRACE(str_cat(arguments, " max_tokens ", max_tokens, " of ", tokens));
+      SCOPED_TRACE(str_cat(arguments, " depth ", depth, " max_tokens ", max_tokens, " of ", tokens));
       const std::string fields = str_cat(kTools, max_tokens);
       const Json whole = server.chat(fields).json()["choices"][0];
       EXPECT_EQ(whole["finish_reason"], max_tokens <= tokens ? "length" : "tool_calls");
@@ -158,10 +163,11 @@ TEST(KnownBugs, ACallThatIsCutEndsByLength) {  // B23
   }
 }
 
-TEST(KnownBugs, LogprobsDoNotDependOnCompany) {  // B49
-  const TestServer server;
+TEST(KnownBugs, LogprobsDependOnNeitherCompanyNorDrafts) {  // B49
+  const TestServer plain;
+  const TestServer server({.max_draft_depth = 3});
   const std::string body = R"({"prompt":"tell me","max_tokens":6,"ignore_eos":true,"echo":true,"logprobs":5)";
-  const Json alone = call(server.port(), "POST", "/v1/completions", body + "}").json()["choices"][0]["logprobs"];
+  const Json alone = call(plain.port(), "POST", "/v1/completions", body + "}").json()["choices"][0]["logprobs"];
   const size_t prompt_tokens = server.tokenizer->encode("tell me").size() + 1;
   ASSERT_EQ(alone["token_logprobs"].size(), prompt_tokens + 6);
   for (size_t i = 1; i < alone["token_logprobs"].size(); ++i) {
@@ -178,6 +184,7 @@ TEST(KnownBugs, LogprobsDoNotDependOnCompany) {  // B49
     const Json found = i % 2 ? streamed_logprobs(answer) : answer.json()["choices"][0]["logprobs"];
     for (const char* key : {"tokens", "token_logprobs", "top_logprobs"}) EXPECT_EQ(found[key], alone[key]) << i << key;
   }
+  EXPECT_GT(server.engine->stats().speculation->accepted_tokens_total, 0);
 }
 
 TEST(KnownBugs, AFailureEndsEveryStreamOnce) {  // B27
@@ -256,16 +263,16 @@ TEST(KnownBugs, IdsOutsideTheVocabularyHurtNobody) {  // B17
 }
 
 TEST(KnownBugs, StopStringsAcrossTokens) {  // B25
-  {
-    const TestServer server({.script = "ABCDEFGHIJK"});
+  for (const int depth : kDraftDepths) {
+    const TestServer server({.script = "ABCDEFGHIJK", .max_draft_depth = depth});
     for (const char* stop : {R"(,"stop":"DEFGHIJ")", R"(,"stop":["zzzz","DEFGHIJ"])"}) {
       const Chat stopped = both_ways(server, str_cat(R"("max_tokens":50)", stop));
       EXPECT_EQ(stopped.content, "ABC");
       EXPECT_EQ(stopped.finish_reason, "stop");
     }
   }
-  {
-    const TestServer server({.script = "ABCDEFGx"});
+  for (const int depth : kDraftDepths) {
+    const TestServer server({.script = "ABCDEFGx", .max_draft_depth = depth});
     EXPECT_EQ(both_ways(server, R"("max_tokens":50,"stop":"DEFGHIJ")").content, "ABCDEFGx");
   }
   const TestServer server({.script = "ABCDEF"});
@@ -277,12 +284,15 @@ TEST(KnownBugs, StopStringsAcrossTokens) {  // B25
 }
 
 TEST(KnownBugs, ReasoningEndsWhereItsTagStands) {  // B29
-  const TestServer server({.script = " thought.</think>Answer"});
-  for (const char* stop : {"", R"(,"stop":["zzzz"])"}) {
-    const Chat chat = both_ways(server, str_cat(R"("max_tokens":50,"chat_template_kwargs":{"thinking":true})", stop));
-    EXPECT_EQ(chat.reasoning, " thought.");
-    EXPECT_EQ(chat.content, "Answer");
+  for (const int depth : kDraftDepths) {
+    const TestServer server({.script = " thought.</think>Answer", .max_draft_depth = depth});
+    for (const char* stop : {"", R"(,"stop":["zzzz"])"}) {
+      const Chat chat = both_ways(server, str_cat(R"("max_tokens":50,"chat_template_kwargs":{"thinking":true})", stop));
+      EXPECT_EQ(chat.reasoning, " thought.");
+      EXPECT_EQ(chat.content, "Answer");
+    }
   }
+  const TestServer server({.script = " thought.</think>Answer"});
   const Chat joined = both_ways(server, R"("max_tokens":50,"thinking":true,"separate_reasoning":false)");
   EXPECT_EQ(joined.reasoning, "");
   EXPECT_THAT(joined.content, HasSubstr("Answer"));

@@ -120,13 +120,23 @@ void read_stream(Fields& fields, CompletionRequest* out) {
   fields.fail(inner.status());
 }
 
-// Fields that would change what the caller gets. Ignoring them would be a wrong answer.
+// false, null and what is empty ask for nothing.
+bool asks(const Json* value) {
+  if (value == nullptr || *value == false) return false;
+  return !((value->is_string() && value->get_ref<const std::string&>().empty()) ||
+           (value->is_array() && value->empty()));
+}
+
+// Fields of OpenAI, vLLM and SGLang that would change what the caller gets. Ignoring them would be a wrong answer.
 void refuse_unsupported(Fields& fields) {
   int64_t best_of = 1;
   fields.integer("best_of", 1, kMaxInt32, &best_of);
   if (best_of > 1) fields.fail(invalid_param("best_of", "above 1 is not supported; use n"));
-  for (const char* name : {"structural_tag", "guided_whitespace_pattern", "functions"}) {
-    if (fields.has(name)) fields.fail(invalid_param(name, "is not supported"));
+  for (const char* name :
+       {"allowed_token_ids", "audio", "bad_words", "chat_template", "custom_logit_processor", "functions",
+        "guided_whitespace_pattern", "logits_processors", "lora_path", "prompt_embeds", "prompt_logprobs", "stop_regex",
+        "structural_tag", "truncate_prompt_tokens", "use_beam_search"}) {
+    if (asks(fields.find(name))) fields.fail(invalid_param(name, "is not supported"));
   }
 }
 
@@ -153,7 +163,7 @@ void read_common(Fields& fields, const RequestLimits& limits, CompletionRequest*
   fields.boolean("no_stop_trim", &out->include_stop_in_output);
   fields.boolean("skip_special_tokens", &out->skip_special_tokens);
   fields.boolean("add_special_tokens", &out->add_special_tokens);
-  fields.integer("priority", std::numeric_limits<int32_t>::min(), kMaxInt32, &out->priority);
+  fields.integer("priority", -kMaxPriority, kMaxPriority, &out->priority);
   fields.text("cache_salt", &out->cache_salt);
   if (fields.has("cache_salt") && (out->cache_salt.empty() || out->cache_salt.size() > kMaxSaltBytes)) {
     fields.fail(invalid_param("cache_salt", str_cat("must have from 1 to ", kMaxSaltBytes, " bytes")));
@@ -238,7 +248,9 @@ absl::StatusOr<std::vector<int32_t>> parse_token_ids(std::string_view field, con
 }
 
 absl::StatusOr<Json> parse_body(std::string_view body, const std::string& served_name) {
-  MOESAIC_ASSIGN_OR_RETURN(Json json, parse_json(body));
+  absl::StatusOr<Json> parsed = parse_json(body);
+  if (!parsed.ok()) return absl::InvalidArgumentError(str_cat("body is ", parsed.status().message()));
+  Json json = *std::move(parsed);
   if (!json.is_object()) {
     return absl::InvalidArgumentError(str_cat("body must be a JSON object, got ", json_type_name(json)));
   }

@@ -24,6 +24,7 @@ inline constexpr size_t kMaxStopStrings = 16;
 inline constexpr size_t kMaxStopBytes = 4096;
 inline constexpr size_t kMaxStopTokenIds = 1024;
 inline constexpr size_t kMaxSaltBytes = 1024;
+inline constexpr int64_t kMaxPriority = 1000;  // either way; more levels would be waiting for ever
 
 // What the checks need to know of the model.
 struct RequestLimits {
@@ -39,6 +40,7 @@ struct ChatInput {
   Json tools;                     // null without tools
   ToolChoice tool_choice = ToolChoice::kNone;
   std::string tool_name;                     // of kNamed
+  bool parallel_tool_calls = true;           // false: the first call alone is shown
   Json template_variables = Json::object();  // chat_template_kwargs, thinking
   bool add_generation_prompt = true;
   bool continue_final_message = false;

@@ -106,6 +106,8 @@ TEST(OpenAiRequest, RefusesBadCommonFieldsByName) {
            {R"("response_format":{})", "response_format"},
            {R"("regex":["a+"])", "regex"},
            {R"("regex":"a","ebnf":"b")", "ebnf"},
+           {R"("priority":1001)", "priority"},
+           {R"("priority":"high")", "priority"},
            {R"("structural_tag":{})", "structural_tag"},
            {R"("ignore_eos":1)", "ignore_eos"},
            {R"("cache_salt":"")", "cache_salt"},
@@ -120,6 +122,31 @@ TEST(OpenAiRequest, RefusesBadCommonFieldsByName) {
     const auto from_text = completion(std::string(R"("prompt":"x",)") + bad.fields);
     ASSERT_FALSE(from_text.ok()) << bad.fields;
     EXPECT_EQ(param_of(from_text.status()), bad.param) << bad.fields;
+  }
+}
+
+TEST(OpenAiRequest, RefusesWhatItCannotHonour) {
+  for (const BadField& bad : std::vector<BadField>{
+           {R"("functions":[{"name":"f"}])", "functions"},
+           {R"("allowed_token_ids":[1])", "allowed_token_ids"},
+           {R"("bad_words":["a"])", "bad_words"},
+           {R"("use_beam_search":true)", "use_beam_search"},
+           {R"("truncate_prompt_tokens":5)", "truncate_prompt_tokens"},
+           {R"("prompt_logprobs":0)", "prompt_logprobs"},
+           {R"("chat_template":"x")", "chat_template"},
+           {R"("stop_regex":"a+")", "stop_regex"},
+           {R"("lora_path":"x")", "lora_path"},
+       }) {
+    EXPECT_EQ(param_of(chat(std::string(",") + bad.fields).status()), bad.param) << bad.fields;
+    EXPECT_EQ(param_of(completion(std::string(R"("prompt":"x",)") + bad.fields).status()), bad.param) << bad.fields;
+  }
+}
+
+TEST(OpenAiRequest, WhatAsksForNothingIsNotRefused) {
+  for (const char* fields : {R"("use_beam_search":false)", R"("bad_words":[])", R"("chat_template":"")",
+                             R"("best_of":1)", R"("functions":null)", R"("unknown":{"a":1})"}) {
+    EXPECT_TRUE(chat(std::string(",") + fields).ok()) << fields;
+    EXPECT_TRUE(completion(std::string(R"("prompt":"x",)") + fields).ok()) << fields;
   }
 }
 

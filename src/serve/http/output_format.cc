@@ -16,7 +16,7 @@ absl::StatusOr<OutputFormat> schema_format(std::string_view param, const Json& s
   OutputFormat out{.kind = Kind::kJsonSchema};
   if (schema.is_string()) {
     absl::StatusOr<Json> parsed = parse_json(schema.get_ref<const std::string&>());
-    if (!parsed.ok()) return invalid_param(param, str_cat("is no JSON: ", parsed.status().message()));
+    if (!parsed.ok()) return invalid_param(param, str_cat("is ", parsed.status().message()));
     out.schema = std::make_shared<const Json>(*std::move(parsed));
   } else {
     out.schema = std::make_shared<const Json>(schema);

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kDefaultCompletionTokens = 16;  // OpenAI's default for text completions
 constexpr std::string_view kThinkClose = "</think>";
+constexpr std::string_view kGoOnHere = "<moesaic goes on here>";  // stands behind a message that is to be continued
 
 absl::Status too_long(std::string_view field, int64_t limit, int64_t prompt, int64_t max_tokens) {
   return invalid_param(
@@ -68,18 +69,19 @@ absl::StatusOr<std::string> render_chat(const ChatInput& chat, const ServedModel
     return absl::InvalidArgumentError("this model has no chat template (tokenizer_config.json); use /v1/completions");
   }
   Json variables = chat.template_variables;
-  variables["messages"] = chat.messages;
+  Json& messages = variables["messages"] = chat.messages;
+  if (chat.continue_final_message) messages.back()["content"].get_ref<std::string&>() += kGoOnHere;
   variables["tools"] = chat.tools;
   variables["add_generation_prompt"] = chat.add_generation_prompt;
   auto rendered = render_messages(*model.chat_template, std::move(variables));
   if (!rendered.ok()) return invalid_param("messages", str_cat("cannot be rendered: ", rendered.status().message()));
   if (!chat.continue_final_message) return rendered;
-  const auto& last = chat.messages.back()["content"].get_ref<const std::string&>();
-  const size_t at = rendered->rfind(last);
+  // The message itself may also stand in what the template puts behind it.
+  const size_t at = rendered->rfind(kGoOnHere);
   if (at == std::string::npos) {
-    return invalid_param("continue_final_message", "is impossible: the template changes the last message");
+    return invalid_param("continue_final_message", "is impossible: the template leaves the last message out");
   }
-  return rendered->substr(0, at + last.size());
+  return rendered->substr(0, at);
 }
 
 PreparedPrompt encode_text(std::string_view text, bool add_special_tokens, const Tokenizer& tokenizer) {

@@ -164,22 +164,20 @@ TEST(ServerMetrics, RecomputationAfterPreemptionIsNoHitAndNoSecondPrompt) {
   constexpr int kRequests = 8, kPrompt = 20, kOutput = 20;
   ServerMetrics metrics("m", options);
   Collector collector;
-  EngineStats stats;
-  {
-    Engine engine(options, std::make_unique<FakeExecutor>(options), nullptr, real_clock());
-    for (RequestId id = 1; id <= kRequests; ++id) {
-      Request request = make_request(id, make_prompt(id, kPrompt), kOutput);
-      request.ignore_eos = true;
-      auto sink = [timer = RequestTimer(&metrics, kOutput), next = collector.sink()](RequestOutput output) mutable {
-        EXPECT_LE(output.num_cached_tokens, output.num_prompt_tokens);
-        timer.observe(output);
-        next(std::move(output));
-      };
-      ASSERT_TRUE(engine.submit(std::move(request), sink).ok());
-    }
-    collector.wait(kRequests);
-    stats = engine.stats();
-  }
+  Engine engine(options, std::make_unique<FakeExecutor>(options), nullptr, real_clock());
+  const auto send = [&](RequestId id, RequestId prompt, int max_tokens) {
+    Request request = make_request(id, make_prompt(prompt, kPrompt), max_tokens);
+    request.ignore_eos = true;
+    auto sink = [timer = RequestTimer(&metrics, max_tokens), next = collector.sink()](RequestOutput output) mutable {
+      EXPECT_LE(output.num_cached_tokens, output.num_prompt_tokens);
+      timer.observe(output);
+      next(std::move(output));
+    };
+    EXPECT_TRUE(engine.submit(std::move(request), sink).ok());
+  };
+  for (RequestId id = 1; id <= kRequests; ++id) send(id, id, kOutput);
+  collector.wait(kRequests);
+  const EngineStats stats = engine.stats();
   ASSERT_GT(stats.preemptions_total, 0);
   const MetricFamilies families = read(metrics, stats);
   EXPECT_EQ(metric_value(families, "vllm:prefix_cache_hits_total"), 0);
@@ -189,6 +187,12 @@ TEST(ServerMetrics, RecomputationAfterPreemptionIsNoHitAndNoSecondPrompt) {
   EXPECT_EQ(metric_value(families, "vllm:request_queue_time_seconds_count"), kRequests);
   EXPECT_EQ(metric_value(families, "vllm:num_preemptions_total"), stats.preemptions_total);
   EXPECT_EQ(metric_value(families, "vllm:request_success_total", {{"finished_reason", "length"}}), kRequests);
+  // The same prompts again, those used last first, are.
+  for (int i = 0; i < kRequests; ++i) {
+    send(100 + i, kRequests - i, 1);
+    collector.wait(kRequests + i + 1);
+  }
+  EXPECT_GT(metric_value(read(metrics, stats), "vllm:prefix_cache_hits_total"), 0);
 }
 
 }  // namespace

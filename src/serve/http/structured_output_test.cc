@@ -257,7 +257,7 @@ TEST(StructuredOutput, RefusalsNameTheFieldAndThePlace) {
       {R"("ebnf":"root ::= root \"a\" | \"b\"")", "ebnf", "left-recursive"},
       {R"("guided_choice":[])", "guided_choice", "strings"},
       {R"("guided_choice":["a",1])", "guided_choice", "strings"},
-      {R"("guided_json":"{")", "guided_json", "is no JSON"},
+      {R"("guided_json":"{")", "guided_json", "is not valid JSON"},
       {R"("structured_outputs":{"whitespace_pattern":" "})", "structured_outputs", "whitespace_pattern"},
       {R"("structured_outputs":{})", "structured_outputs", "names no format"},
       {R"("structured_outputs":{"regex":"a","choice":["b"]})", "structured_outputs", "only one"},
