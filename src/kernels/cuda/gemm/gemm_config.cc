@@ -25,9 +25,9 @@ int64_t columns_in_turn(const GemmShape& shape, int64_t columns, Share share) {
 
 GemmConfig choose_many_rows(const GemmShape& shape, Share share) {
   GemmConfig config = {.kernel = GemmKernel::kManyRows, .tile_columns = 256, .share = share};
-  // Narrow tiles read more for what they compute: they must save a tenth.
-  if (shape.grouping == Grouping::kDense &&
-      columns_in_turn(shape, 192, share) * 10 <= columns_in_turn(shape, 256, share) * 9) {
+  // Narrow tiles read more for what they compute: they must save a twentieth.
+  if (shape.grouping != Grouping::kContiguous &&
+      columns_in_turn(shape, 192, share) * 20 <= columns_in_turn(shape, 256, share) * 19) {
     config.tile_columns = 192;
   }
   return config;
@@ -60,22 +60,28 @@ GemmConfig choose_gemm_config(const GemmShape& shape) {
   if (dense && shape.rows > 64 && shape.groups * (shape.n / 256) * 10 >= shape.num_sms * 7) {
     return choose_many_rows(shape, Share::kRows);
   }
-  GemmConfig config = {.kernel = GemmKernel::kFewRows, .tokens = 8, .warpgroups = 1, .split = 1};
+  GemmConfig config = {.kernel = GemmKernel::kFewRows, .tokens = 8, .columns = 64, .split = 1};
   while (config.tokens < std::min(shape.rows, kMaxFewRows)) config.tokens *= 2;
   // Many tiles: wider ones read x less often.
   if (shape.grouping == Grouping::kMasked) {
-    config.warpgroups = 2;
+    config.columns = 128;
     return config;
   }
   const auto tiles = [&] {
-    return ceil_div(shape.rows, config.tokens) * ceil_div(shape.n, config.warpgroups * 64) * shape.groups;
+    return ceil_div(shape.rows, config.tokens) * ceil_div(shape.n, config.columns) * shape.groups;
   };
   const auto split = [&] { return shape.groups > 1 ? 1 : choose_split(shape, config.tokens, tiles()); };
   config.split = split();
   // So also where blocks of 128 rows are more than SMs, or have much to read.
   if (config.tokens == 128 && (tiles() > shape.num_sms || shape.k / 128 > 64 * config.split)) {
-    config.warpgroups = 2;
+    config.columns = 128;
     config.split = split();
+  } else if (config.tokens == 128) {
+    // Tiles of 64 rows where a block then reads no more: their sums are less to move.
+    GemmConfig half = config;
+    half.tokens = 64;
+    half.split = shape.groups > 1 ? 1 : choose_split(shape, 64, 2 * tiles());
+    if (2 * config.split <= 3 * half.split) return half;
   }
   return config;
 }
