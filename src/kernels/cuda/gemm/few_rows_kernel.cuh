@@ -21,12 +21,14 @@ struct FewRowsShared {
   static constexpr bool kRowsAreM = kTokens >= 64;
   // A warpgroup has 64 columns and all rows, or, of 128 rows, 64 and all columns.
   static constexpr bool kByRows = kTokens == 128;
-  static constexpr int kWarpgroups = kByRows ? 2 : kColumns / 64;
-  static constexpr int kN = !kRowsAreM ? kTokens : kByRows ? kColumns : 64;
+  static constexpr int kWarpgroups = kByRows || kColumns == 128 ? 2 : 1;
+  static constexpr int kN = !kRowsAreM ? kTokens : kByRows || kColumns < 64 ? kColumns : 64;
   // Large tiles get most of an SM's registers, through setmaxnreg, which counts in warpgroups; others share the SM with
   // more blocks.
   static constexpr bool kWholeSm = kTokens >= 64 && kColumns == 128;
-  static constexpr int kBlocksPerSm = kTokens == 128 || kWholeSm ? 1 : kTokens == 64 || kColumns == 128 ? 2 : 3;
+  static constexpr int kBlocksPerSm = kTokens == 128 || kWholeSm || kColumns == 32 ? 1
+                                      : kTokens == 64 || kColumns == 128           ? 2
+                                                                                   : 3;
   static constexpr int kThreads = kWarpgroups * 128 + (kWholeSm ? 128 : 32);
   static constexpr int kStageX = kTokens * 128;
   static constexpr int kStageW = kColumns * 128;
@@ -254,7 +256,8 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kColumns>::kThreads,
             barrier_wait_short(empty + stage * 8, phase ^ 1);
             barrier_expect(ready, kStageBytes);
             const uint32_t w = w_ring + stage * Shared::kStageW;
-            if (tile.rows <= kTokens) {
+            // Read once. A masked GEMM's weights, many times L2, come faster without the hint.
+            if (kGrouping == Grouping::kDense && tile.rows <= kTokens) {
               tma_load_3d(w, &w_map, g * 128, tile.column, tile.group, ready, kEvictFirst);
             } else {
               tma_load_3d(w, &w_map, g * 128, tile.column, tile.group, ready);
@@ -302,10 +305,12 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kColumns>::kThreads,
     const auto finish = [&](float(&acc)[kN / 2], int g) {
       pin(acc);
       const uint32_t x_scales = scale_ring + done * Shared::kStageScales;
+      if (g > k_begin && (g - k_begin) % 32 == 0) w_scales.advance();
+      const float w_scale = w_scales.get(g - k_begin);
       if constexpr (Shared::kRowsAreM) {
-        add_scaled_rows<kN>(sums, acc, x_scales + (warp_row + lane / 4) * 4, w_scales.get(g));
+        add_scaled_rows<kN>(sums, acc, x_scales + (warp_row + lane / 4) * 4, w_scale);
       } else {
-        add_scaled_columns<kN>(sums, acc, x_scales + lane % 4 * 8, w_scales.get(g));
+        add_scaled_columns<kN>(sums, acc, x_scales + lane % 4 * 8, w_scale);
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(empty + done * 8);

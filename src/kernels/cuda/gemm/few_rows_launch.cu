@@ -23,8 +23,11 @@ template <int kTokens, Grouping kGrouping>
 absl::Status launch_columns(cudaStream_t stream, const GemmProblem& problem, const GemmConfig& config, int num_sms) {
   if (config.columns == 64) return launch<kTokens, 64, kGrouping>(stream, problem, config.split, num_sms);
   if (config.columns == 128) return launch<kTokens, 128, kGrouping>(stream, problem, config.split, num_sms);
-  return absl::UnimplementedError(
-      str_cat("few_rows_kernel: no code for ", config.columns, " columns; there is 64 and 128"));
+  if constexpr (kTokens == 64 && kGrouping == Grouping::kDense) {
+    if (config.columns == 32) return launch<kTokens, 32, kGrouping>(stream, problem, config.split, num_sms);
+  }
+  return absl::UnimplementedError(str_cat("few_rows_kernel: no code for ", config.tokens, " rows by ", config.columns,
+                                          " columns; there is 64 and 128, and 32 for 64 rows, dense"));
 }
 
 template <Grouping kGrouping>

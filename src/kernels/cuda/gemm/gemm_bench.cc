@@ -113,8 +113,9 @@ std::vector<GemmConfig> candidates(const Case& c) {
   if (c.grouping == Grouping::kContiguous || c.rows > 256) return all;
   int most = 8;
   while (most < std::min<int64_t>(c.rows, 128)) most *= 2;
-  for (int columns : {64, 128}) {
+  for (int columns : {32, 64, 128}) {
     for (int tokens = most; tokens >= std::max(8, most / (c.rows > 16 ? 4 : 1)); tokens /= 2) {
+      if (columns == 32 && (tokens != 64 || c.grouping != Grouping::kDense)) continue;
       for (int split = 1; split <= 8; ++split) {
         const int64_t tiles = (c.n + columns - 1) / columns * ((c.rows + tokens - 1) / tokens) * c.groups;
         if (split > c.k / 128) continue;

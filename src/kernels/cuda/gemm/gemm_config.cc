@@ -62,14 +62,21 @@ GemmConfig choose_gemm_config(const GemmShape& shape) {
   }
   GemmConfig config = {.kernel = GemmKernel::kFewRows, .tokens = 8, .columns = 64, .split = 1};
   while (config.tokens < std::min(shape.rows, kMaxFewRows)) config.tokens *= 2;
-  // Many tiles: wider ones read x less often.
+  // Many tiles: wider ones read x less often; of 64 rows, two blocks an SM are better.
   if (shape.grouping == Grouping::kMasked) {
-    config.columns = 128;
+    config.columns = config.tokens == 64 ? 64 : 128;
     return config;
   }
   const auto tiles = [&] {
     return ceil_div(shape.rows, config.tokens) * ceil_div(shape.n, config.columns) * shape.groups;
   };
+  // Small tiles that fill the SMs without a split.
+  const int64_t small_tiles = ceil_div(shape.rows, 64) * ceil_div(shape.n, 32) * shape.groups;
+  if (config.tokens == 128 && small_tiles <= shape.num_sms && small_tiles * 10 >= shape.num_sms * 9) {
+    config.tokens = 64;
+    config.columns = 32;
+    return config;
+  }
   const auto split = [&] { return shape.groups > 1 ? 1 : choose_split(shape, config.tokens, tiles()); };
   config.split = split();
   // So also where blocks of 128 rows are more than SMs, or have much to read.
