@@ -33,6 +33,12 @@ GemmConfig choose_many_rows(const GemmShape& shape, Share share) {
   return config;
 }
 
+// Clusters of `size` blocks with an SM each that run at once. Their SMs are of one GPC of 16 or 18: of 132, clusters of
+// 3, 4, 5 and 8 find 117, 120, 110 and 120.
+int64_t clusters_at_once(int64_t num_sms, int64_t size) {
+  return 16 / size * num_sms / 16 * (size > 2 ? 9 : 10) / 10;
+}
+
 // Enough blocks that every SM has weights in flight, and no more: adding sums costs more the more blocks share them,
 // and a second round costs a whole one.
 int choose_split(const GemmShape& shape, int tokens, int64_t tiles) {
@@ -40,10 +46,8 @@ int choose_split(const GemmShape& shape, int tokens, int64_t tiles) {
   int64_t split = std::clamp<int64_t>(shape.num_sms / tiles, 1, most);
   // An SM has room for two blocks of 64 rows; they pay where each has much to read.
   if (tokens == 64 && tiles * split <= shape.num_sms && shape.k / 128 > 64 * split) split = std::min(2 * split, most);
-  // A block of 128 rows has an SM for itself, and a cluster its SMs from one GPC of 16 or 18: of 132, clusters of 3, 4,
-  // 5 and 8 find 117, 120, 110 and 120.
-  const auto at_once = [&](int64_t size) { return 16 / size * shape.num_sms / 16 * (size > 2 ? 9 : 10) / 10; };
-  while (tokens == 128 && split > 1 && tiles > at_once(split)) --split;
+  // A block of 128 rows has an SM for itself.
+  while (tokens == 128 && split > 1 && tiles > clusters_at_once(shape.num_sms, split)) --split;
   return static_cast<int>(split);
 }
 
@@ -70,12 +74,13 @@ GemmConfig choose_gemm_config(const GemmShape& shape) {
   const auto tiles = [&] {
     return ceil_div(shape.rows, config.tokens) * ceil_div(shape.n, config.columns) * shape.groups;
   };
-  // Small tiles that fill the SMs without a split.
-  const int64_t small_tiles = ceil_div(shape.rows, 64) * ceil_div(shape.n, 32) * shape.groups;
-  if (config.tokens == 128 && small_tiles <= shape.num_sms && small_tiles * 10 >= shape.num_sms * 9) {
-    config.tokens = 64;
-    config.columns = 32;
-    return config;
+  // Small tiles where they take up the SMs with little or no split: more loads, less to add between blocks.
+  const int64_t small_tiles = ceil_div(shape.rows, 64) * ceil_div(shape.n, 32);
+  const int64_t small_split = std::min(shape.num_sms / small_tiles, shape.k / 128);
+  if (config.tokens >= 64 && shape.groups == 1 && small_split >= 1 && small_split <= 3 &&
+      small_tiles <= clusters_at_once(shape.num_sms, small_split) &&
+      small_tiles * small_split * 10 >= shape.num_sms * 8) {
+    return {.kernel = GemmKernel::kFewRows, .tokens = 64, .columns = 32, .split = static_cast<int>(small_split)};
   }
   const auto split = [&] { return shape.groups > 1 ? 1 : choose_split(shape, config.tokens, tiles()); };
   config.split = split();

@@ -42,12 +42,14 @@ TEST(GemmConfig, SplitsOf128RowsRunAtOnce) {
 }
 
 TEST(GemmConfig, SmallTilesThatFillTheSms) {
+  EXPECT_EQ(choose_gemm_config(dense(64, 4096, 7168)), few_rows(64, 32, 1));   // 128 tiles
+  EXPECT_EQ(choose_gemm_config(dense(64, 2112, 7168)), few_rows(64, 32, 2));   // 66
   EXPECT_EQ(choose_gemm_config(dense(128, 2112, 7168)), few_rows(64, 32, 1));  // 132
+  EXPECT_EQ(choose_gemm_config(dense(128, 576, 7168)), few_rows(64, 32, 3));   // 36
 }
 
-// Blocks of 64 rows split in seven read less than blocks of 128 split in eight.
+// Two blocks of 64 rows an SM, where there would be one of 128.
 TEST(GemmConfig, HalvesOf128RowsWhereTheyReadNoMore) {
-  EXPECT_EQ(choose_gemm_config(dense(128, 576, 7168)), few_rows(64, 64, 7));
   EXPECT_EQ(choose_gemm_config(dense(128, 7168, 2048)), few_rows(64, 64, 1));
 }
 
