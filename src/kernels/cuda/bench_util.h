@@ -83,12 +83,14 @@ class KernelBench {
  private:
   KernelBench(DeviceInfo device, Print print);
   void measure_device();
+  double measure_copy_gb_s();
   cudaGraphExec_t capture(const std::function<void()>& enqueue);  // on stream_; the caller destroys it
   struct Timing {
     double us;
     double sm_mhz;
   };
   Timing time(const Launch& launch);
+  Timing time_runs(const std::function<void()>& flush_and_run);  // records begin_ and end_ on stream_
   Timing time_rested(const Launch& launch);
   void report(KernelRow row, const KernelWork& work, const Timing& timing, double chain_us);
 
