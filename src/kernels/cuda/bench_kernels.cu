@@ -13,6 +13,16 @@ __global__ void spin_kernel(int64_t cycles) {
   }
 }
 
+__global__ void clock_kernel(int64_t* clock) {
+  uint32_t sm;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  if (sm != 0) return;
+  int64_t nanoseconds;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
+  clock[0] = clock64();
+  clock[1] = nanoseconds;
+}
+
 __global__ void copy_kernel(uint4* to, const uint4* from, int64_t count) {
   constexpr int kInFlight = 4;
   const int64_t begin = int64_t{blockIdx.x} * blockDim.x * kInFlight + threadIdx.x;
@@ -55,6 +65,12 @@ void fill(cudaStream_t stream, T* data, int64_t count, float scale, uint64_t see
 
 void spin(cudaStream_t stream, int64_t cycles) {
   spin_kernel<<<1, 1, 0, stream>>>(cycles);
+  MOESAIC_CUDA_CHECK(cudaGetLastError());
+}
+
+void read_clock(cudaStream_t stream, int64_t* clock) {
+  constexpr int kBlocks = 1024;  // more than one for each multiprocessor
+  clock_kernel<<<kBlocks, 1, 0, stream>>>(clock);
   MOESAIC_CUDA_CHECK(cudaGetLastError());
 }
 

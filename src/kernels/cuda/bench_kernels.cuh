@@ -9,6 +9,8 @@ namespace moesaic::cuda {
 
 // One thread counts `cycles` of its multiprocessor's clock: cycles over time is the clock under load.
 void spin(cudaStream_t stream, int64_t cycles);
+// clock[0] = the cycles that multiprocessor 0 has counted, clock[1] = nanoseconds: two readings give its clock between.
+void read_clock(cudaStream_t stream, int64_t* clock);
 // Copies between 16-byte aligned buffers by ordinary loads and stores; num_bytes is a multiple of 16.
 void copy_by_kernel(cudaStream_t stream, void* to, const void* from, int64_t num_bytes);
 // data[i] = uniform in [-scale, scale], a function of (seed, i).

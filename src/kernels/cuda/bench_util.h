@@ -41,16 +41,20 @@ class KernelBench {
 
   // Median over 30 runs after 10 of warm-up; 256 MiB are written before each, so that L2 (50 MB) holds none of the
   // operands. By device events around the launch: about 2 us of launch latency are in every figure, and what the launch
-  // reads and writes first drives the lines written before out to memory.
+  // reads and writes first drives the lines written before out to memory. Writes, events and launch are one CUDA graph:
+  // with commands one by one every other launch, depending on their length, takes 0.8 us more.
   double time_us(const Launch& launch);
 
   // What a launch takes between its like: 20 of them in a CUDA graph, nothing flushed, median over runs of the graph.
   // With operands that are together larger than L2, memory's share is a step's, and launch latency is not paid.
   double chain_us(const ChainLaunch& launch);
 
-  // time_us, one printed line, one row of the table (rows with a variant stay out of it). The table's time is a step's:
-  // it is without launch latency, measured on an empty kernel.
-  //   {"op", shape fields that are not 0, "dtype", "us", "gb_s", "tflops", "percent_of_roofline", "percent_of_copy"}
+  // A rest of 100 ms, so that the power limit, which lowers the clock under load, does not make a figure depend on what
+  // was measured before; time_us, one printed line, one row of the table (rows with a variant stay out of it). The
+  // table's time is a step's: it is without launch latency, measured on an empty kernel.
+  //   {"op", shape fields that are not 0, "dtype", "us", "sm_mhz", "gb_s", "tflops", "percent_of_roofline",
+  //    "percent_of_copy"}
+  // sm_mhz is a multiprocessor's mean clock over the runs and the writes between them.
   // The roofline is the larger of bytes over measured copy bandwidth and flops over the data type's nominal rate; where
   // there are no flops, percent_of_copy sets a copy of the same bytes, launch latency included, against the time.
   double measure(KernelRow row, const KernelWork& work, const Launch& launch);
@@ -79,13 +83,23 @@ class KernelBench {
  private:
   KernelBench(DeviceInfo device, Print print);
   void measure_device();
-  void report(KernelRow row, const KernelWork& work, double us, double chain_us);
+  double measure_copy_gb_s();
+  cudaGraphExec_t capture(const std::function<void()>& enqueue);  // on stream_; the caller destroys it
+  struct Timing {
+    double us;
+    double sm_mhz;
+  };
+  Timing time(const Launch& launch);
+  Timing time_runs(const std::function<void()>& flush_and_run);  // records begin_ and end_ on stream_
+  Timing time_rested(const Launch& launch);
+  void report(KernelRow row, const KernelWork& work, const Timing& timing, double chain_us);
 
   DeviceInfo device_;
   Print print_;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
   DeviceBuffer flush_;
+  DeviceBuffer clock_;  // two readings
   std::vector<DeviceBuffer> buffers_;
   std::vector<KernelRow> rows_;
   double copy_gb_s_ = 0.0;

@@ -1,7 +1,8 @@
-// y = x W^T in FP8 for few rows: bound by reading W. The operands change places: rows of W are wgmma's M, which is 64
-// at least, rows of x its N, which may be 8. A block computes tiles of kTokens rows by 64 columns a math warpgroup: one
+// y = x W^T in FP8 for few rows: bound by reading W. A block computes tiles of kTokens rows by 64 or 128 columns: one
 // producer thread fills a ring of k groups by TMA, deep enough to keep memory busy; a math warpgroup multiplies one k
-// group while it adds the last one's result, scaled, to its f32 sums.
+// group while it adds the last one's result, scaled, to its f32 sums. Up to 32 rows the operands change places: rows of
+// W are wgmma's M, which is 64 at least, rows of x its N, which may be 8. From 64 on rows are M: a thread has two of
+// them, hence two scales, instead of a quarter of all.
 //
 // With `split` > 1, a cluster of that many blocks shares a tile: each takes a run of k groups, and SplitSums adds them
 // in the order of k: the same bits in every run. Then a cluster has one tile; without, blocks walk over tiles.
@@ -15,20 +16,26 @@
 
 namespace moesaic::cuda {
 
-template <int kTokens, int kWarpgroups>
+template <int kTokens, int kColumns>
 struct FewRowsShared {
+  static constexpr bool kRowsAreM = kTokens >= 64;
+  // A warpgroup has 64 columns and all rows, or, of 128 rows, 64 and all columns.
+  static constexpr bool kByRows = kTokens == 128;
+  static constexpr int kWarpgroups = kByRows || kColumns == 128 ? 2 : 1;
+  static constexpr int kN = !kRowsAreM ? kTokens : kByRows || kColumns < 64 ? kColumns : 64;
   // Large tiles get most of an SM's registers, through setmaxnreg, which counts in warpgroups; others share the SM with
   // more blocks.
-  static constexpr bool kWholeSm = kTokens >= 64 && kWarpgroups == 2;
-  static constexpr int kBlocksPerSm = kTokens == 128 || kWholeSm ? 1 : kTokens == 64 || kWarpgroups == 2 ? 2 : 3;
+  static constexpr bool kWholeSm = kTokens >= 64 && kColumns == 128;
+  static constexpr int kBlocksPerSm = kTokens == 128 || kWholeSm || kColumns == 32 ? 1
+                                      : kTokens == 64 || kColumns == 128           ? 2
+                                                                                   : 3;
   static constexpr int kThreads = kWarpgroups * 128 + (kWholeSm ? 128 : 32);
-  static constexpr int kColumns = kWarpgroups * 64;
   static constexpr int kStageX = kTokens * 128;
   static constexpr int kStageW = kColumns * 128;
   static constexpr int kStageScales = (kTokens * 4 + 127) / 128 * 128;
   static constexpr int kStage = kStageX + kStageW + kStageScales;
-  static constexpr int kOutTokens = kTokens < 32 ? kTokens : 32;
-  static constexpr int kOut = kWarpgroups * 4 * kOutTokens * 32;  // 16 columns of kOutTokens rows a math warp
+  static constexpr int kOutWarp = kTokens < 32 ? kTokens * 32 : 1024;  // results of a math warp, or a part of them
+  static constexpr int kOut = kWarpgroups * 4 * kOutWarp;
   static constexpr int kBarriers = 256;
   static constexpr int kFixed = kOut + kBarriers + 1024;
   static constexpr int kBudget = (233472 / kBlocksPerSm - 1024) / 1024 * 1024;  // 228 KB, 1 KB of each block taken
@@ -89,36 +96,64 @@ class ColumnTileWalk {
   int first_item_ = 0;
 };
 
-// One math warp's results: 16 columns of kTokens rows, turned in its own shared memory, 32 bytes a row.
-template <int kTokens, int kOutTokens>
+// A math warp's results, 16 columns of kTokens rows from (row, column), through its own shared memory, 32 bytes a row.
+template <int kTokens>
 __device__ inline void write_columns(const KernelArgs& args, const ColumnTile& tile, const float* sums, uint32_t out,
-                                     int column) {
+                                     int row, int column) {
+  constexpr int kAtOnce = kTokens < 32 ? kTokens : 32;
   const int lane = threadIdx.x % 32;
   __nv_bfloat16* y = static_cast<__nv_bfloat16*>(args.y) + tile.group * args.y_group_stride;
 #pragma unroll
-  for (int begin = 0; begin < kTokens; begin += kOutTokens) {
+  for (int begin = 0; begin < kTokens; begin += kAtOnce) {
 #pragma unroll
-    for (int t = 0; t < kOutTokens; t += 8) {
+    for (int t = 0; t < kAtOnce; t += 8) {
       const float* a = sums + (begin + t) / 2;
       store_matrices_transposed(out + (t + lane % 8) * 32 + lane / 8 % 2 * 16, pack_bf16(a[0], a[1]),
                                 pack_bf16(a[2], a[3]));
     }
     __syncwarp();
 #pragma unroll
-    for (int i = lane; i < kOutTokens * 2; i += 32) {
+    for (int i = lane; i < kAtOnce * 2; i += 32) {
       const uint4 value = load_shared(out + i * 16);
-      const int row = tile.row + begin + i / 2;
-      const int c = column + i % 2 * 8;
-      if (row < tile.rows && c < args.n) *reinterpret_cast<uint4*>(y + row * args.y_row_stride + c) = value;
+      const int r = row + begin + i / 2, c = column + i % 2 * 8;
+      if (r < tile.rows && c < args.n) *reinterpret_cast<uint4*>(y + r * args.y_row_stride + c) = value;
     }
     __syncwarp();
   }
 }
 
-// sums += acc * x_scale[token] * w_scale; a thread has two neighbouring tokens of every 8.
+// The same of 16 rows of kN columns: 32 columns at a time, 64 bytes a row.
+template <int kN>
+__device__ inline void write_rows(const KernelArgs& args, const ColumnTile& tile, const float* sums, uint32_t out,
+                                  int row, int column) {
+  const int lane = threadIdx.x % 32;
+  __nv_bfloat16* y = static_cast<__nv_bfloat16*>(args.y) + tile.group * args.y_group_stride;
+  const auto at = [&](int r, int unit) { return out + r * 64 + (unit ^ (r / 2 % 4)) * 16; };  // no bank conflicts
+#pragma unroll
+  for (int begin = 0; begin < kN; begin += 32) {
+#pragma unroll
+    for (int unit = 0; unit < 4; unit += 2) {
+      const float* a = sums + (begin / 8 + unit) * 4;
+      store_matrices(at(lane % 16, unit + lane / 16), pack_bf16(a[0], a[1]), pack_bf16(a[2], a[3]),
+                     pack_bf16(a[4], a[5]), pack_bf16(a[6], a[7]));
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int r = i * 8 + lane / 4, unit = lane % 4;
+      const uint4 value = load_shared(at(r, unit));
+      const int c = column + begin + unit * 8;
+      if (row + r < tile.rows && c < args.n) *reinterpret_cast<uint4*>(y + (row + r) * args.y_row_stride + c) = value;
+    }
+    __syncwarp();
+  }
+}
+
+// sums += acc * x_scale[row] * w_scale, of the product that has rows as its N: a thread has two neighbouring rows of
+// every 8.
 template <int kTokens>
-__device__ inline void add_scaled(float (&sums)[kTokens / 2], const float (&acc)[kTokens / 2], uint32_t x_scales,
-                                  float w_scale) {
+__device__ inline void add_scaled_columns(float (&sums)[kTokens / 2], const float (&acc)[kTokens / 2],
+                                          uint32_t x_scales, float w_scale) {
 #pragma unroll
   for (int i = 0; i < kTokens / 8; ++i) {
     float2 scale = load_shared_f32x2(x_scales + i * 32);
@@ -131,27 +166,42 @@ __device__ inline void add_scaled(float (&sums)[kTokens / 2], const float (&acc)
   }
 }
 
-// Starts acc = W x^T of one k group: 64 rows of W at `w`, kTokens rows of x at `x`.
-template <int kTokens>
-__device__ inline void start_multiply(float (&acc)[kTokens / 2], uint32_t w, uint32_t x) {
-  const WgmmaOperand w_operand = wgmma_operand(w), x_operand = wgmma_operand(x);
+// The same of the product that has rows as its M: a thread has two rows.
+template <int kN>
+__device__ inline void add_scaled_rows(float (&sums)[kN / 2], const float (&acc)[kN / 2], uint32_t x_scales,
+                                       float w_scale) {
+  const float upper = load_shared_f32(x_scales) * w_scale, lower = load_shared_f32(x_scales + 32) * w_scale;
+#pragma unroll
+  for (int i = 0; i < kN / 8; ++i) {
+    sums[i * 4 + 0] += acc[i * 4 + 0] * upper;
+    sums[i * 4 + 1] += acc[i * 4 + 1] * upper;
+    sums[i * 4 + 2] += acc[i * 4 + 2] * lower;
+    sums[i * 4 + 3] += acc[i * 4 + 3] * lower;
+  }
+}
+
+// Starts acc = the product of one k group, 64 rows of operand `m` by kN rows of operand `n`.
+template <int kN>
+__device__ inline void start_multiply(float (&acc)[kN / 2], uint32_t m, uint32_t n) {
+  const WgmmaOperand m_operand = wgmma_operand(m), n_operand = wgmma_operand(n);
   pin(acc);
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) wgmma_ss_e4m3<kTokens>(acc, w_operand + k * 32, x_operand + k * 32, k > 0);
+  for (int k = 0; k < 4; ++k) wgmma_ss_e4m3<kN>(acc, m_operand + k * 32, n_operand + k * 32, k > 0);
   wgmma_commit();
   pin(acc);
 }
 
-template <int kTokens, int kWarpgroups, Grouping kGrouping>
-__global__ void __launch_bounds__(FewRowsShared<kTokens, kWarpgroups>::kThreads,
-                                  FewRowsShared<kTokens, kWarpgroups>::kBlocksPerSm)
+template <int kTokens, int kColumns, Grouping kGrouping>
+__global__ void __launch_bounds__(FewRowsShared<kTokens, kColumns>::kThreads,
+                                  FewRowsShared<kTokens, kColumns>::kBlocksPerSm)
     few_rows_kernel(const __grid_constant__ KernelArgs args, const __grid_constant__ CUtensorMap x_map,
                     const __grid_constant__ CUtensorMap scale_map, const __grid_constant__ CUtensorMap w_map,
                     const int split, const int share) {
-  using Shared = FewRowsShared<kTokens, kWarpgroups>;
+  using Shared = FewRowsShared<kTokens, kColumns>;
   constexpr int kStages = Shared::kStages;
-  constexpr int kColumns = Shared::kColumns;
+  constexpr int kWarpgroups = Shared::kWarpgroups;
+  constexpr int kN = Shared::kN;
   constexpr int kMathThreads = kWarpgroups * 128;
   constexpr uint32_t kStageBytes = Shared::kStageX + Shared::kStageW + kTokens * 4;
   extern __shared__ uint8_t shared_raw[];
@@ -206,7 +256,8 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kWarpgroups>::kThreads,
             barrier_wait_short(empty + stage * 8, phase ^ 1);
             barrier_expect(ready, kStageBytes);
             const uint32_t w = w_ring + stage * Shared::kStageW;
-            if (tile.rows <= kTokens) {
+            // Read once. A masked GEMM's weights, many times L2, come faster without the hint.
+            if (kGrouping == Grouping::kDense && tile.rows <= kTokens) {
               tma_load_3d(w, &w_map, g * 128, tile.column, tile.group, ready, kEvictFirst);
             } else {
               tma_load_3d(w, &w_map, g * 128, tile.column, tile.group, ready);
@@ -228,29 +279,44 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kWarpgroups>::kThreads,
 
   if constexpr (Shared::kWholeSm) more_registers<232>();
   named_sync(kReady, kMathThreads + 32);
-  const int warpgroup = warp / 4;
+  // Where the warpgroup's part of a tile begins, and the warp's.
+  const int first_row = Shared::kByRows ? warp / 4 * 64 : 0;
+  const int first_column = Shared::kByRows ? 0 : warp / 4 * 64;
+  const int warp_row = first_row + (Shared::kRowsAreM ? warp % 4 * 16 : 0);
+  const int warp_column = first_column + (Shared::kRowsAreM ? 0 : warp % 4 * 16);
   const int n_blocks = (args.n + 127) / 128;
   int done = 0;  // the stage that is given back next
   while (walk.next(tile)) {
-    const int column = tile.column + warpgroup * 64;
-    const int block = min(column / 128, n_blocks - 1);
+    const int block = min((tile.column + first_column) / 128, n_blocks - 1);
     WeightScales w_scales;
     w_scales.start(args.w_scales + (int64_t{tile.group} * n_blocks + block) * args.k_groups, k_begin, k_end);
-    float sums[kTokens / 2] = {};
-    const auto start = [&](float(&acc)[kTokens / 2]) {
+    float sums[kN / 2] = {};
+    const auto start = [&](float(&acc)[kN / 2]) {
       barrier_wait_short(full + stage * 8, phase);
-      start_multiply<kTokens>(acc, w_ring + stage * Shared::kStageW + warpgroup * 64 * 128,
-                              x_ring + stage * Shared::kStageX);
+      const uint32_t w = w_ring + stage * Shared::kStageW + first_column * 128;
+      const uint32_t x = x_ring + stage * Shared::kStageX + first_row * 128;
+      if constexpr (Shared::kRowsAreM) {
+        start_multiply<kN>(acc, x, w);
+      } else {
+        start_multiply<kN>(acc, w, x);
+      }
       advance();
     };
-    const auto finish = [&](float(&acc)[kTokens / 2], int g) {
+    const auto finish = [&](float(&acc)[kN / 2], int g) {
       pin(acc);
-      add_scaled<kTokens>(sums, acc, scale_ring + done * Shared::kStageScales + lane % 4 * 8, w_scales.get(g));
+      const uint32_t x_scales = scale_ring + done * Shared::kStageScales;
+      if (g > k_begin && (g - k_begin) % 32 == 0) w_scales.advance();
+      const float w_scale = w_scales.get(g - k_begin);
+      if constexpr (Shared::kRowsAreM) {
+        add_scaled_rows<kN>(sums, acc, x_scales + (warp_row + lane / 4) * 4, w_scale);
+      } else {
+        add_scaled_columns<kN>(sums, acc, x_scales + lane % 4 * 8, w_scale);
+      }
       __syncwarp();
       if (lane == 0) barrier_arrive(empty + done * 8);
       done = done + 1 == kStages ? 0 : done + 1;
     };
-    float acc[kTokens / 2], other[kTokens / 2];
+    float acc[kN / 2], other[kN / 2];
     int g = k_begin;
     start(acc);
     for (; g + 2 < k_end; g += 2) {
@@ -272,17 +338,28 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kWarpgroups>::kThreads,
       finish(acc, g);
     }
     if (split == 1) {
-      write_columns<kTokens, Shared::kOutTokens>(args, tile, sums, out + warp * Shared::kOutTokens * 32,
-                                                 column + warp % 4 * 16);
+      const uint32_t warp_out = out + warp * Shared::kOutWarp;
+      if constexpr (Shared::kRowsAreM) {
+        write_rows<kN>(args, tile, sums, warp_out, tile.row + warp_row, tile.column + warp_column);
+      } else {
+        write_columns<kN>(args, tile, sums, warp_out, tile.row + warp_row, tile.column + warp_column);
+      }
       continue;
     }
     cluster_arrive();  // this block's ring is free
     named_sync(kSummed, kMathThreads);
-    const int n = warpgroup * 64 + warp % 4 * 16 + lane / 4;
 #pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) {
-      const int token = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      store_shared_f32(base + token * Shared::kSumPitch + (n + i / 2 % 2 * 8) * 4, sums[i]);
+    for (int i = 0; i < kN / 2; i += 2) {
+      // wgmma leaves a thread two neighbours in N of two rows of M.
+      const int m = lane / 4 + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2;
+      if constexpr (Shared::kRowsAreM) {
+        const uint32_t to = base + (warp_row + m) * Shared::kSumPitch + (warp_column + n) * 4;
+        store_shared_f32x2(to, sums[i], sums[i + 1]);
+      } else {
+        const uint32_t to = base + n * Shared::kSumPitch + (warp_column + m) * 4;
+        store_shared_f32(to, sums[i]);
+        store_shared_f32(to + Shared::kSumPitch, sums[i + 1]);
+      }
     }
     fence_async_shared();
     named_sync(kSummed, kMathThreads);

@@ -7,24 +7,27 @@
 namespace moesaic::cuda {
 namespace {
 
-template <int kTokens, int kWarpgroups, Grouping kGrouping>
+template <int kTokens, int kColumns, Grouping kGrouping>
 absl::Status launch(cudaStream_t stream, const GemmProblem& problem, int split, int num_sms) {
-  using Shared = FewRowsShared<kTokens, kWarpgroups>;
-  MOESAIC_ASSIGN_OR_RETURN(const GemmMaps maps, make_gemm_maps(problem, kTokens, kTokens, Shared::kColumns));
+  using Shared = FewRowsShared<kTokens, kColumns>;
+  MOESAIC_ASSIGN_OR_RETURN(const GemmMaps maps, make_gemm_maps(problem, kTokens, kTokens, kColumns));
   const int64_t tiles =
-      (problem.rows + kTokens - 1) / kTokens * ((problem.n + Shared::kColumns - 1) / Shared::kColumns) * problem.groups;
+      (problem.rows + kTokens - 1) / kTokens * ((problem.n + kColumns - 1) / kColumns) * problem.groups;
   const int64_t blocks = split > 1 ? tiles * split : std::min<int64_t>(tiles, num_sms * Shared::kBlocksPerSm);
-  return launch_clusters(stream, few_rows_kernel<kTokens, kWarpgroups, kGrouping>, static_cast<int>(blocks),
+  return launch_clusters(stream, few_rows_kernel<kTokens, kColumns, kGrouping>, static_cast<int>(blocks),
                          Shared::kThreads, Shared::kBytes, split, kernel_args(problem), maps.x, maps.scales, maps.w,
                          split, (kTokens + split - 1) / split);
 }
 
 template <int kTokens, Grouping kGrouping>
 absl::Status launch_columns(cudaStream_t stream, const GemmProblem& problem, const GemmConfig& config, int num_sms) {
-  if (config.warpgroups == 1) return launch<kTokens, 1, kGrouping>(stream, problem, config.split, num_sms);
-  if (config.warpgroups == 2) return launch<kTokens, 2, kGrouping>(stream, problem, config.split, num_sms);
-  return absl::UnimplementedError(
-      str_cat("few_rows_kernel: no code for ", config.warpgroups, " warpgroups; there is 1 and 2"));
+  if (config.columns == 64) return launch<kTokens, 64, kGrouping>(stream, problem, config.split, num_sms);
+  if (config.columns == 128) return launch<kTokens, 128, kGrouping>(stream, problem, config.split, num_sms);
+  if constexpr (kTokens == 64 && kGrouping == Grouping::kDense) {
+    if (config.columns == 32) return launch<kTokens, 32, kGrouping>(stream, problem, config.split, num_sms);
+  }
+  return absl::UnimplementedError(str_cat("few_rows_kernel: no code for ", config.tokens, " rows by ", config.columns,
+                                          " columns; there is 64 and 128, and 32 for 64 rows, dense"));
 }
 
 template <Grouping kGrouping>

@@ -86,7 +86,7 @@ std::string describe(const GemmConfig& c) {
   if (c.kernel == GemmKernel::kManyRows) {
     return str_cat("many ", c.tile_columns, c.share == Share::kWeights ? " weights" : " rows");
   }
-  return str_cat("few t", c.tokens, " wg", c.warpgroups, " split", c.split);
+  return str_cat("few t", c.tokens, " c", c.columns, " split", c.split);
 }
 
 GemmConfig chosen(const KernelBench& bench, const Case& c) {
@@ -102,8 +102,10 @@ std::vector<GemmConfig> candidates(const Case& c) {
   std::vector<GemmConfig> all;
   if (c.rows >= 128) {
     all.push_back({.kernel = GemmKernel::kManyRows, .tile_columns = 256, .share = Share::kWeights});
-    if (c.grouping == Grouping::kDense) {
+    if (c.grouping != Grouping::kContiguous) {
       all.push_back({.kernel = GemmKernel::kManyRows, .tile_columns = 192, .share = Share::kWeights});
+    }
+    if (c.grouping == Grouping::kDense) {
       all.push_back({.kernel = GemmKernel::kManyRows, .tile_columns = 256, .share = Share::kRows});
       all.push_back({.kernel = GemmKernel::kManyRows, .tile_columns = 192, .share = Share::kRows});
     }
@@ -111,16 +113,16 @@ std::vector<GemmConfig> candidates(const Case& c) {
   if (c.grouping == Grouping::kContiguous || c.rows > 256) return all;
   int most = 8;
   while (most < std::min<int64_t>(c.rows, 128)) most *= 2;
-  for (int warpgroups : {1, 2}) {
+  for (int columns : {32, 64, 128}) {
     for (int tokens = most; tokens >= std::max(8, most / (c.rows > 16 ? 4 : 1)); tokens /= 2) {
+      if (columns == 32 && (tokens != 64 || c.grouping != Grouping::kDense)) continue;
       for (int split = 1; split <= 8; ++split) {
-        const int64_t tiles =
-            (c.n + warpgroups * 64 - 1) / (warpgroups * 64) * ((c.rows + tokens - 1) / tokens) * c.groups;
+        const int64_t tiles = (c.n + columns - 1) / columns * ((c.rows + tokens - 1) / tokens) * c.groups;
         if (split > c.k / 128) continue;
         if (split > 1 && (c.grouping != Grouping::kDense || c.groups > 1)) continue;
         if (tiles * split < 64 && split < 8) continue;
         if (split > 1 && tiles * split > 400) continue;
-        all.push_back({.kernel = GemmKernel::kFewRows, .tokens = tokens, .warpgroups = warpgroups, .split = split});
+        all.push_back({.kernel = GemmKernel::kFewRows, .tokens = tokens, .columns = columns, .split = split});
       }
     }
   }

@@ -25,12 +25,18 @@ int64_t columns_in_turn(const GemmShape& shape, int64_t columns, Share share) {
 
 GemmConfig choose_many_rows(const GemmShape& shape, Share share) {
   GemmConfig config = {.kernel = GemmKernel::kManyRows, .tile_columns = 256, .share = share};
-  // Narrow tiles read more for what they compute: they must save a tenth.
-  if (shape.grouping == Grouping::kDense &&
-      columns_in_turn(shape, 192, share) * 10 <= columns_in_turn(shape, 256, share) * 9) {
+  // Narrow tiles read more for what they compute: they must save a twentieth.
+  if (shape.grouping != Grouping::kContiguous &&
+      columns_in_turn(shape, 192, share) * 20 <= columns_in_turn(shape, 256, share) * 19) {
     config.tile_columns = 192;
   }
   return config;
+}
+
+// Clusters of `size` blocks with an SM each that run at once. Their SMs are of one GPC of 16 or 18: of 132, clusters of
+// 3, 4, 5 and 8 find 117, 120, 110 and 120.
+int64_t clusters_at_once(int64_t num_sms, int64_t size) {
+  return 16 / size * num_sms / 16 * (size > 2 ? 9 : 10) / 10;
 }
 
 // Enough blocks that every SM has weights in flight, and no more: adding sums costs more the more blocks share them,
@@ -40,10 +46,8 @@ int choose_split(const GemmShape& shape, int tokens, int64_t tiles) {
   int64_t split = std::clamp<int64_t>(shape.num_sms / tiles, 1, most);
   // An SM has room for two blocks of 64 rows; they pay where each has much to read.
   if (tokens == 64 && tiles * split <= shape.num_sms && shape.k / 128 > 64 * split) split = std::min(2 * split, most);
-  // A block of 128 rows has an SM for itself, and a cluster its SMs from one GPC of 16 or 18: of 132, clusters of 3, 4,
-  // 5 and 8 find 117, 120, 110 and 120.
-  const auto at_once = [&](int64_t size) { return 16 / size * shape.num_sms / 16 * (size > 2 ? 9 : 10) / 10; };
-  while (tokens == 128 && split > 1 && tiles > at_once(split)) --split;
+  // A block of 128 rows has an SM for itself.
+  while (tokens == 128 && split > 1 && tiles > clusters_at_once(shape.num_sms, split)) --split;
   return static_cast<int>(split);
 }
 
@@ -60,22 +64,36 @@ GemmConfig choose_gemm_config(const GemmShape& shape) {
   if (dense && shape.rows > 64 && shape.groups * (shape.n / 256) * 10 >= shape.num_sms * 7) {
     return choose_many_rows(shape, Share::kRows);
   }
-  GemmConfig config = {.kernel = GemmKernel::kFewRows, .tokens = 8, .warpgroups = 1, .split = 1};
+  GemmConfig config = {.kernel = GemmKernel::kFewRows, .tokens = 8, .columns = 64, .split = 1};
   while (config.tokens < std::min(shape.rows, kMaxFewRows)) config.tokens *= 2;
-  // Many tiles: wider ones read x less often.
+  // Many tiles: wider ones read x less often; of 64 rows, two blocks an SM are better.
   if (shape.grouping == Grouping::kMasked) {
-    config.warpgroups = 2;
+    config.columns = config.tokens == 64 ? 64 : 128;
     return config;
   }
   const auto tiles = [&] {
-    return ceil_div(shape.rows, config.tokens) * ceil_div(shape.n, config.warpgroups * 64) * shape.groups;
+    return ceil_div(shape.rows, config.tokens) * ceil_div(shape.n, config.columns) * shape.groups;
   };
+  // Small tiles where they take up the SMs with little or no split: more loads, less to add between blocks.
+  const int64_t small_tiles = ceil_div(shape.rows, 64) * ceil_div(shape.n, 32);
+  const int64_t small_split = std::min(shape.num_sms / small_tiles, shape.k / 128);
+  if (config.tokens >= 64 && shape.groups == 1 && small_split >= 1 && small_split <= 3 &&
+      small_tiles <= clusters_at_once(shape.num_sms, small_split) &&
+      small_tiles * small_split * 10 >= shape.num_sms * 8) {
+    return {.kernel = GemmKernel::kFewRows, .tokens = 64, .columns = 32, .split = static_cast<int>(small_split)};
+  }
   const auto split = [&] { return shape.groups > 1 ? 1 : choose_split(shape, config.tokens, tiles()); };
   config.split = split();
   // So also where blocks of 128 rows are more than SMs, or have much to read.
   if (config.tokens == 128 && (tiles() > shape.num_sms || shape.k / 128 > 64 * config.split)) {
-    config.warpgroups = 2;
+    config.columns = 128;
     config.split = split();
+  } else if (config.tokens == 128) {
+    // Tiles of 64 rows where a block then reads no more: their sums are less to move.
+    GemmConfig half = config;
+    half.tokens = 64;
+    half.split = shape.groups > 1 ? 1 : choose_split(shape, 64, 2 * tiles());
+    if (2 * config.split <= 3 * half.split) return half;
   }
   return config;
 }

@@ -24,9 +24,9 @@ struct GemmConfig {
   // Many rows: tiles of 128 rows by 256 or 192 columns, in clusters of two blocks.
   int tile_columns = 0;
   Share share = Share::kWeights;
-  // Few rows: tiles of `tokens` rows by warpgroups * 64 columns; `split` blocks share the k of a tile.
+  // Few rows: tiles of `tokens` rows by `columns` columns; `split` blocks share the k of a tile.
   int tokens = 0;
-  int warpgroups = 0;
+  int columns = 0;
   int split = 0;
   bool operator==(const GemmConfig&) const = default;
 };

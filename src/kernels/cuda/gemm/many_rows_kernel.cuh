@@ -368,7 +368,14 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
         }
         now = next;
       };
-      for (int g = 1; g < args.k_groups; ++g) step([&] { return prepare(g); });
+      for (int g = 1; g < args.k_groups;) {
+        if (g % 32 == 0) {
+          w_scales.advance();
+          if (kN != 128) w_scales2.advance();
+        }
+        const int end = min(args.k_groups, (g / 32 + 1) * 32);
+        for (; g < end; ++g) step([&] { return prepare(g); });
+      }
       step([&] {
         if (kGrouping != Grouping::kContiguous) more_follow = walk.next(following);
         if (more_follow) start_scales(following);

@@ -33,6 +33,7 @@ absl::Status launch_many_rows(cudaStream_t stream, const GemmProblem& problem, c
       break;
     case Grouping::kMasked:
       if (weights && columns == 256) return launch<128, Grouping::kMasked, Share::kWeights>(stream, problem, num_sms);
+      if (weights && columns == 192) return launch<192, Grouping::kMasked, Share::kWeights>(stream, problem, num_sms);
       break;
   }
   return absl::UnimplementedError(str_cat("many_rows_kernel: no code for ", columns, " columns a tile, shared ",

@@ -45,7 +45,7 @@ struct SplitSums {
       if (column >= columns) continue;
       const uint32_t at = token * pitch + column * 4;
       float4 low = {}, high = {};
-#pragma unroll 4
+#pragma unroll 1  // code that runs once costs what loading it takes
       for (int s = 0; s < split; ++s) {
         const uint32_t from = (s == rank ? own + first * pitch : received + s * share * pitch) + at;
         const float4 a = load_shared_f32x4(from), b = load_shared_f32x4(from + 16);

@@ -8,24 +8,24 @@ namespace moesaic::cuda {
 
 class WeightScales {
  public:
-  // Groups [begin, end) of `row`, one row of [.., k / 128] scales. All lanes of the warp call.
+  // Groups [begin, end) of `row`, one row of [.., k / 128] scales. All lanes of the warp call, here and below.
   __device__ void start(const float* row, int begin, int end) {
     row_ = row;
-    end_ = end;
     base_ = begin;
+    end_ = end;
     current_ = load(begin);
     next_ = load(begin + 32);
   }
 
-  // Of group `group`: begin, begin + 1, ...
-  __device__ float get(int group) {
-    if (group - base_ == 32) {
-      base_ = group;
-      current_ = next_;
-      next_ = load(group + 32);
-    }
-    return __shfl_sync(0xffffffff, current_, group - base_);
+  // Between 32 groups and the next 32: apart from get, so that a loop over 32 has no question in it.
+  __device__ void advance() {
+    base_ += 32;
+    current_ = next_;
+    next_ = load(base_ + 32);
   }
+
+  // Of the i-th group from `begin`, of the 32 at hand.
+  __device__ float get(int i) const { return __shfl_sync(0xffffffff, current_, i); }
 
  private:
   __device__ float load(int first) const {
