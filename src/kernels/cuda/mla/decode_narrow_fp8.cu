@@ -202,20 +202,24 @@ struct Fp8Format {
   static __device__ __forceinline__ void values(Math& math, float (&o)[8][N / 2], int stage) {
     const uint32_t v = shared_address(&math.shared.stages[stage]);
     const uint32_t p = shared_address(math.shared.query.p[math.warpgroup]);
-    uint32_t a[2][4][4];
-#pragma unroll
-    for (int t = 0; t < 8; ++t) {
+    uint32_t bytes[2][2][4], a[2][4][4];
+    const auto load = [&](int t) {  // 32 keys at a time
       const uint32_t row =
           v + t / 2 * kLatentTile + math.lane * 128 + (((4 * (t % 2) + math.warp) ^ (math.lane & 7)) * 16);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {  // 32 keys
-        uint32_t m[4];
-        load_matrices_transposed(m, row + half * 32 * 128);
+      for (int half = 0; half < 2; ++half) load_matrices_transposed(bytes[t % 2][half], row + half * 32 * 128);
+    };
+    load(0);
+#pragma unroll
+    for (int t = 0; t < 8; ++t) {
+      if (t < 7) load(t + 1);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const uint32_t bytes = __byte_perm(m[i], 0, 0x3120);  // even latents of both keys, then odd ones
-          a[t % 2][2 * half + i / 2][i % 2 * 2] = low_e4m3_to_f16(bytes);
-          a[t % 2][2 * half + i / 2][i % 2 * 2 + 1] = high_e4m3_to_f16(bytes);
+          const uint32_t pairs = __byte_perm(bytes[t % 2][half][i], 0, 0x3120);  // even latents of both keys, then odd
+          a[t % 2][2 * half + i / 2][i % 2 * 2] = low_e4m3_to_f16(pairs);
+          a[t % 2][2 * half + i / 2][i % 2 * 2 + 1] = high_e4m3_to_f16(pairs);
         }
       }
 #pragma unroll

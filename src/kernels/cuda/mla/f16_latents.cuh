@@ -39,6 +39,12 @@ __device__ __forceinline__ uint32_t multiply_f16(uint32_t a, uint32_t b) {
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
   return product;
 }
+// Of two bf16.
+__device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
 
 // The bits of the largest of four scales; the scales of keys that do not exist may be anything.
 __device__ __forceinline__ uint32_t largest_scale(const float4& scales, bool exists) {
