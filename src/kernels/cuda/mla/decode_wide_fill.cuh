@@ -81,14 +81,14 @@ __device__ __forceinline__ void convert(const DecodeParams& params, const CUtens
     if (block0.first() && thread == 0) {
       load_query(params, q_map, at, tile, params.plan.items[block0.item()].q_begin, q_parity);
     }
-    blocks.advance();
     const bool pair = block1.exists() && !block1.first();
+    blocks.advance();  // waits for the loads in flight, so not in the loop
+    if (pair) blocks.advance();
     // Halves of the blocks: left of 0, right of 1, right of 0, left of 1.
     const auto half_of = [](int step) { return (step + 1) / 2 % 2; };
 #pragma unroll 1
     for (int step = 0; step < 4; step += pair ? 1 : 2) {
       const int which = step % 2, half = half_of(step), next_step = step + (pair ? 1 : 2);
-      if (step == 1) blocks.advance();
       const int next = next_step > 3 ? blocks[0].block : next_step % 2 == 0 ? block0.block : block1.block;
       const bool second = step >= 2;  // of the block's halves
       barrier_wait(at.empty(which, half == 0 ? kLeft : kRight), (parities >> which & 1) ^ 1);

@@ -119,21 +119,19 @@ class Fp8Converter {
     __syncwarp();  // threads that had more to do come back; a split warp takes longer ways
     scales += scales_ + half * 8;
     to += to_;
-    uint32_t scale[kBatch], next_scale[kBatch];
+    uint32_t scale[kBatch];
+    const auto load_scales = [&](int batch) {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) scale[i] = load_shared_u32(scales + i * 128);
+      for (int i = 0; i < kBatch; ++i) scale[i] = load_shared_u32(scales + (batch + i) * 128);
+    };
+    load_scales(0);
 #pragma unroll
     for (int batch = 0; batch < kChunks; batch += kBatch) {
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (batch + kBatch < kChunks) next_scale[i] = load_shared_u32(scales + (batch + kBatch + i) * 128);
-      }
       convert_batch(to, scale, batch);
+      if (batch + kBatch < kChunks) load_scales(batch + kBatch);
       load_batch(next_block, next_half, batch);
       // Before a barrier loads stay where they are; the compiler would let them sink to where they are used.
       named_sync(kConverterWarp + thread_ / 32, 32);
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) scale[i] = next_scale[i];
     }
   }
 
