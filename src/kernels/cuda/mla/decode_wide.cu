@@ -48,7 +48,7 @@ __device__ __forceinline__ void first_step(Math& math, State& state, const Task&
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float before = b == 0 ? kNoMax : math.shared.max[row + 8 * i];
-    max[i] = fmaxf(before, row_max(s, i) * scale_log2);
+    max[i] = raised(before, row_max(s, i) * scale_log2);
     factor[i] = exp2_approx(before - max[i]);
     __syncwarp();
     if (math.lane % 4 == 0) {
@@ -61,8 +61,7 @@ __device__ __forceinline__ void first_step(Math& math, State& state, const Task&
 #pragma unroll
   for (int i = 0; i < 2; ++i) sum[i] = sum[i] * factor[i] + exponentials(s, i, scale_log2, max[i]);
   pack(s, p);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) scale_rows(o, i, factor[i]);
+  scale_rows(o, factor);
   if (!kMore && first_key + 64 > task.kv_len) clear_rows(at.block(0), task.kv_len - first_key, math.thread, 0);
   pin(o);
   pin_all(p);
@@ -88,8 +87,7 @@ __device__ __forceinline__ void first_step(Math& math, State& state, const Task&
   store_p(at.p(0), p, math.warp, math.lane);
   fence_async_shared();
   named_arrive(kP0, kMathThreads);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) scale_rows(o, i, factor[i]);
+  scale_rows(o, factor);
   if constexpr (kPair) {
     named_sync(kP1, kMathThreads);
     if (!kMore && first_key + 128 > task.kv_len) clear_rows(at.block(1), task.kv_len - first_key - 64, math.thread, 0);
@@ -163,7 +161,7 @@ __device__ __forceinline__ void second_step(Math& math, State& state, const Task
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float before = math.shared.max[row + 8 * i];
-    max[i] = fmaxf(before, row_max(s, i) * scale_log2);
+    max[i] = raised(before, row_max(s, i) * scale_log2);
     factor[i] = exp2_approx(before - max[i]);
     __syncwarp();
     if (math.lane % 4 == 0) {
@@ -177,8 +175,7 @@ __device__ __forceinline__ void second_step(Math& math, State& state, const Task
 #pragma unroll
   for (int i = 0; i < 2; ++i) sum[i] = sum[i] * factor[i] + exponentials(s, i, scale_log2, max[i]);
   pack(s, p);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) scale_rows(o, i, factor[i]);
+  scale_rows(o, factor);
   if constexpr (kPair) store_p(at.p(1), p, math.warp, math.lane);
   if (kLast) {
     if (kPair && first_key + 128 > task.kv_len) {

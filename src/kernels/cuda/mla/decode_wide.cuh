@@ -17,6 +17,7 @@ constexpr int kBlock = 9 * kTile;  // of a cache block, and of Q
 constexpr int kThreads = 384;      // warpgroups 0 and 1 compute, the first warp of 2 loads
 constexpr int kMathThreads = 256;
 constexpr float kNoMax = -1e30f;  // finite: exp2(-inf - kNoMax) is 0
+constexpr float kSlack = 8.0f;
 
 enum Part { kLeft, kRight, kRope };
 enum Named { kScale0 = 1, kScale1, kP0, kP1, kSums, kWarpgroup };  // kWarpgroup + 0 and + 1
@@ -171,12 +172,14 @@ __device__ __forceinline__ float exponentials(float (&s)[32], int i, float scale
   return sum;
 }
 
-__device__ __forceinline__ void scale_rows(float (&o)[128], int i, float factor) {
+// A row's maximum changes only where a block exceeds it by more than kSlack (log2): the output is seldom scaled.
+__device__ __forceinline__ float raised(float max, float largest) {
+  return largest > max + kSlack ? largest : max;
+}
+__device__ __forceinline__ void scale_rows(float (&o)[128], const float (&factor)[2]) {
+  if (!__any_sync(0xffffffff, factor[0] != 1.0f || factor[1] != 1.0f)) return;
 #pragma unroll
-  for (int j = 0; j < 32; ++j) {
-    o[4 * j + 2 * i] *= factor;
-    o[4 * j + 2 * i + 1] *= factor;
-  }
+  for (int j = 0; j < 128; ++j) o[j] *= factor[j / 2 % 2];
 }
 
 struct Math {
