@@ -191,6 +191,12 @@ __device__ void load_eight(const float* from, float (&x)[8]) {
   x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
 }
 
+__device__ int load_shared(uint32_t address) {
+  int value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address));
+  return value;
+}
+
 // Both are NaN if one of the two is.
 __device__ void order(float& a, float& b) {
   float more, less;
@@ -255,7 +261,8 @@ __device__ bool gate_v3_token(const Params& p, int token, const float (&logits)[
   int4* sorted = reinterpret_cast<int4*>(shared.sorted) + lane * 2;
   sorted[0] = {key[0], key[1], key[2], key[3]}, sorted[1] = {key[4], key[5], key[6], key[7]};
   __syncwarp();
-  int at = lane * 8, own = v3_is_kept(choice[0], choice[1]) ? key[0] : INT_MIN, next = key[1], best = 0;
+  uint32_t next_place = shared_address(shared.sorted + lane * 8 + 1);
+  int own = v3_is_kept(choice[0], choice[1]) ? key[0] : INT_MIN, next = key[1], best = 0;
   const unsigned lower = (1u << lane) - 1;
 #pragma unroll
   for (int i = 0; i < kV3Topk; ++i) {
@@ -264,8 +271,8 @@ __device__ bool gate_v3_token(const Params& p, int token, const float (&logits)[
     if (own == best && (holders & lower) == 0) {
       shared.taken[i] = {own, lane * 8};
       own = next;
-      at += 1;
-      next = shared.sorted[at + 1];  // not the lane's own after its last two: it comes too late
+      next_place += 4;
+      next = load_shared(next_place);  // not the lane's own after its last two: it comes too late
     }
   }
   __syncwarp();
