@@ -1,4 +1,4 @@
-// A block two experts: it adds up the rows of the experts before them, then looks for their choices among all. A warp
+// A block an expert: it adds up the rows of the experts before it, then looks for its choices among all of them. A warp
 // looks through one run of choices, so that ranks are counts of earlier warps, earlier words of bits and earlier bits.
 #include "kernels/cuda/fused/expert_rows.h"
 
@@ -14,7 +14,6 @@ namespace {
 constexpr int kRowAlign = 128;
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-constexpr int kBlockExperts = 2;
 constexpr int kMaxExperts = 1024;
 constexpr int64_t kMaxChoices = int64_t{1} << 24;
 
@@ -53,76 +52,51 @@ __device__ int sum_of_lanes_before(int value) {
   return sum - value;
 }
 
-// Bit l of lane j's word e: choice begin + 32 j + l is expert first + e's. Choices of no expert get their -1 from the
-// first block.
-__device__ void find_choices(const Params& p, int first, int begin, int num_words, unsigned (&found)[kBlockExperts]) {
-  const int lane = threadIdx.x % 32;
+// Bit l of lane j's word: choice begin + 32 j + l is the expert's.
+__device__ unsigned find_choices(const Params& p, int expert, int begin, int num_words) {
+  const int lane = threadIdx.x % 32, end = p.num_choices;
+  unsigned found = 0;
 #pragma unroll 8
-  for (int j = 0; j < num_words; ++j) {
-    const int choice = begin + j * 32 + lane;
-    const bool exists = choice < p.num_choices;
-    int id = exists ? p.ids[choice] : -1;
-    if (id >= p.num_experts) id = -1;
-#pragma unroll
-    for (int e = 0; e < kBlockExperts; ++e) {
-      const unsigned bits = __ballot_sync(kAllLanes, id == first + e);
-      if (lane == j) found[e] = bits;
-    }
-    if (first == 0 && exists && id < 0) p.choice_rows[choice] = -1;
+  for (int j = 0, choice = begin + lane; j < num_words; ++j, choice += 32) {
+    const unsigned bits = __ballot_sync(kAllLanes, (choice < end ? p.ids[choice] : -1) == expert);
+    if (lane == j) found = bits;
   }
-}
-
-// Rows from `begin` on for the choices of a warp's run, which starts at `first`.
-__device__ void write_rows(const Params& p, int expert, unsigned found, int first, int begin) {
-  const int lane = threadIdx.x % 32, before = begin + sum_of_lanes_before(__popc(found));
-  for (unsigned words = __ballot_sync(kAllLanes, found != 0); words != 0; words &= words - 1) {
-    const int word = __ffs(words) - 1;
-    const unsigned bits = __shfl_sync(kAllLanes, found, word);
-    const int row = __shfl_sync(kAllLanes, before, word) + __popc(bits & ((1u << lane) - 1));
-    if ((bits >> lane & 1) == 0 || row >= p.num_rows) continue;
-    const int choice = first + word * 32 + lane;
-    p.row_experts[row] = expert, p.row_tokens[row] = choice / p.topk, p.choice_rows[choice] = row;
-  }
+  return found;
 }
 
 __global__ void __launch_bounds__(kThreads) expert_rows_kernel(const Params p) {
-  __shared__ int scratch[2][kWarps], counts[kBlockExperts][kWarps];
+  __shared__ int scratch[3][kWarps];
   begin_chained();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, thread = threadIdx.x;
-  const int first_expert = blockIdx.x * kBlockExperts, num_experts = min(kBlockExperts, p.num_experts - first_expert);
-  const int rows = thread < p.num_experts ? aligned_rows(p.counts[thread]) : 0;
-  const int end_of_all = block_total(rows, scratch[0]);
-  int begin[kBlockExperts] = {block_total(thread < first_expert ? rows : 0, scratch[1])}, end[kBlockExperts];
-#pragma unroll
-  for (int e = 0; e < kBlockExperts; ++e) {
-    if (e > 0) begin[e] = end[e - 1];
-    end[e] = begin[e] + (e < num_experts ? aligned_rows(p.counts[first_expert + e]) : 0);
-    if (e < num_experts && thread == 0) p.group_begin[first_expert + e] = begin[e];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, expert = blockIdx.x;
+  const int rows = threadIdx.x < p.num_experts ? aligned_rows(p.counts[threadIdx.x]) : 0;
+  int begin = block_total(static_cast<int>(threadIdx.x) < expert ? rows : 0, scratch[0]);
+  const int end_of_all = block_total(rows, scratch[1]), end = begin + aligned_rows(p.counts[expert]);
+  if (threadIdx.x == 0) p.group_begin[expert] = begin;
+  for (int choice = blockIdx.x * kThreads + threadIdx.x; choice < p.num_choices; choice += gridDim.x * kThreads) {
+    if (p.ids[choice] < 0 || p.ids[choice] >= p.num_experts) p.choice_rows[choice] = -1;
   }
   const int num_words = min(32, (p.num_choices + kThreads - 1) / kThreads);  // of a warp's run
-  for (int run = 0; run < p.num_choices; run += kThreads * num_words) {
+  for (int run = 0; run < p.num_choices; run += kWarps * num_words * 32) {
     const int first = run + warp * num_words * 32;
-    unsigned found[kBlockExperts] = {};
-    find_choices(p, first_expert, first, num_words, found);
+    const unsigned found = find_choices(p, expert, first, num_words);
+    const int before = sum_of_lanes_before(__popc(found)), count = __reduce_add_sync(kAllLanes, __popc(found));
     __syncthreads();  // the last run's counts are read
-#pragma unroll
-    for (int e = 0; e < kBlockExperts; ++e) {
-      const int count = __reduce_add_sync(kAllLanes, __popc(found[e]));
-      if (lane == 0) counts[e][warp] = count;
-    }
+    if (lane == 0) scratch[2][warp] = count;
     __syncthreads();
-#pragma unroll
-    for (int e = 0; e < kBlockExperts; ++e) {
-      const int before = __reduce_add_sync(kAllLanes, lane < warp ? counts[e][lane] : 0);
-      write_rows(p, first_expert + e, found[e], first, begin[e] + before);
-      begin[e] += __reduce_add_sync(kAllLanes, counts[e][lane]);
+    const int warp_begin = begin + __reduce_add_sync(kAllLanes, lane < warp ? scratch[2][lane] : 0);
+    for (unsigned words = __ballot_sync(kAllLanes, found != 0); words != 0; words &= words - 1) {
+      const int word = __ffs(words) - 1;
+      const unsigned bits = __shfl_sync(kAllLanes, found, word);
+      const int row = warp_begin + __shfl_sync(kAllLanes, before, word) + __popc(bits & ((1u << lane) - 1));
+      if ((bits >> lane & 1) == 0 || row >= p.num_rows) continue;
+      const int choice = first + word * 32 + lane;
+      p.row_experts[row] = expert, p.row_tokens[row] = choice / p.topk, p.choice_rows[choice] = row;
     }
+    begin += __reduce_add_sync(kAllLanes, scratch[2][lane]);
   }
-#pragma unroll
-  for (int e = 0; e < kBlockExperts; ++e) {
-    for (int row = begin[e] + thread; row < end[e]; row += kThreads) p.row_experts[row] = p.row_tokens[row] = -1;
-  }
-  for (int row = end_of_all + blockIdx.x * kThreads + thread; row < p.num_rows; row += gridDim.x * kThreads) {
+  for (int row = begin + threadIdx.x; row < end; row += kThreads) p.row_experts[row] = p.row_tokens[row] = -1;
+  const int step = gridDim.x * kThreads;
+  for (int row = end_of_all + expert * kThreads + threadIdx.x; row < p.num_rows; row += step) {
     p.row_experts[row] = p.row_tokens[row] = -1;
   }
 }
@@ -147,7 +121,7 @@ absl::Status expert_rows(cudaStream_t stream, const ExpertRowsArgs& args) {
   check.tensor("row_tokens", args.row_tokens, DType::kI32, {num_rows});
   check.tensor("choice_rows", args.choice_rows, DType::kI32, {num_tokens, topk});
   MOESAIC_RETURN_IF_ERROR(check.status());
-  launch_chained(stream, expert_rows_kernel, (num_experts + kBlockExperts - 1) / kBlockExperts, kThreads, 0,
+  launch_chained(stream, expert_rows_kernel, num_experts, kThreads, 0,
                  Params{.ids = args.topk_ids.data<int32_t>(),
                         .num_choices = static_cast<int>(num_tokens * topk),
                         .topk = static_cast<int>(topk),
