@@ -52,14 +52,18 @@ __device__ int sum_of_lanes_before(int value) {
   return sum - value;
 }
 
-// Bit l of lane j's word: choice begin + 32 j + l is the expert's.
+// Bit l of lane j's word: choice begin + 32 j + l is the expert's. Choices of no expert get their -1 from the first.
 __device__ unsigned find_choices(const Params& p, int expert, int begin, int num_words) {
-  const int lane = threadIdx.x % 32, end = p.num_choices;
+  const int lane = threadIdx.x % 32;
   unsigned found = 0;
 #pragma unroll 8
-  for (int j = 0, choice = begin + lane; j < num_words; ++j, choice += 32) {
-    const unsigned bits = __ballot_sync(kAllLanes, (choice < end ? p.ids[choice] : -1) == expert);
+  for (int j = 0; j < num_words; ++j) {
+    const int choice = begin + j * 32 + lane;
+    const bool exists = choice < p.num_choices;
+    const int id = exists ? p.ids[choice] : -1;
+    const unsigned bits = __ballot_sync(kAllLanes, id == expert);
     if (lane == j) found = bits;
+    if (expert == 0 && exists && (id < 0 || id >= p.num_experts)) p.choice_rows[choice] = -1;
   }
   return found;
 }
@@ -72,9 +76,6 @@ __global__ void __launch_bounds__(kThreads) expert_rows_kernel(const Params p) {
   int begin = block_total(static_cast<int>(threadIdx.x) < expert ? rows : 0, scratch[0]);
   const int end_of_all = block_total(rows, scratch[1]), end = begin + aligned_rows(p.counts[expert]);
   if (threadIdx.x == 0) p.group_begin[expert] = begin;
-  for (int choice = blockIdx.x * kThreads + threadIdx.x; choice < p.num_choices; choice += gridDim.x * kThreads) {
-    if (p.ids[choice] < 0 || p.ids[choice] >= p.num_experts) p.choice_rows[choice] = -1;
-  }
   const int num_words = min(32, (p.num_choices + kThreads - 1) / kThreads);  // of a warp's run
   for (int run = 0; run < p.num_choices; run += kWarps * num_words * 32) {
     const int first = run + warp * num_words * 32;

@@ -191,7 +191,7 @@ __device__ void load_eight(const float* from, float (&x)[8]) {
   x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
 }
 
-__device__ int load_shared(uint32_t address) {
+__device__ int load_key(uint32_t address) {
   int value;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address));
   return value;
@@ -272,7 +272,7 @@ __device__ bool gate_v3_token(const Params& p, int token, const float (&logits)[
       shared.taken[i] = {own, lane * 8};
       own = next;
       next_place += 4;
-      next = load_shared(next_place);  // not the lane's own after its last two: it comes too late
+      next = load_key(next_place);  // not the lane's own after its last two: it comes too late
     }
   }
   __syncwarp();
