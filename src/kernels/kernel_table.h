@@ -19,7 +19,7 @@ namespace moesaic {
 //   gemm_masked             groups, m rows a group, k inputs, n outputs
 //   mla_decode, mla_prefill batch sequences of kv_len cached rows, q_len queries each, heads
 //   rms_norm, quantize, silu_mul_quantize, embedding, combine   m rows of n outputs (combine: k rows summed)
-//   gate                    m tokens, n experts, k chosen
+//   gate, expert_rows       m tokens, n experts, k chosen
 //   rope_append             m tokens, heads
 //   sample                  m rows, n vocabulary entries
 struct KernelRow {

@@ -7,6 +7,7 @@
 
 #include "base/rng.h"
 #include "kernels/cuda/fused/combine.h"
+#include "kernels/cuda/fused/expert_rows.h"
 #include "kernels/cuda/fused/gate.h"
 #include "kernels/cuda/fused/quantize.h"
 #include "kernels/cuda/fused/rms_norm.h"
@@ -120,6 +121,26 @@ void bench_gate(KernelBench& bench, int64_t m) {
   });
 }
 
+// The gate's choices, each expert as likely as any other.
+void bench_expert_rows(KernelBench& bench, int64_t m) {
+  constexpr int64_t kTopk = 8;
+  Rng rng(2);
+  std::vector<int32_t> ids(m * kTopk), counts(kExperts);
+  for (int32_t& id : ids) ++counts[id = static_cast<int32_t>(rng.below(kExperts))];
+  const int64_t rows = most_expert_rows(m * kTopk, kExperts);
+  const double bytes = 4.0 * static_cast<double>(2 * m * kTopk + 2 * rows + 2 * kExperts);
+  measure<ExpertRowsArgs>(bench, {.op = "expert_rows", .m = m, .n = kExperts, .k = kTopk, .dtype = "i32"}, bytes,
+                          expert_rows, [&] {
+                            const Tensor choices = bench.alloc_i32(ids);
+                            return ExpertRowsArgs{.topk_ids = Tensor(choices.raw(), DType::kI32, {m, kTopk}),
+                                                  .expert_counts = bench.alloc_i32(counts),
+                                                  .group_begin = bench.alloc(DType::kI32, {kExperts}),
+                                                  .row_experts = bench.alloc(DType::kI32, {rows}),
+                                                  .row_tokens = bench.alloc(DType::kI32, {rows}),
+                                                  .choice_rows = bench.alloc(DType::kI32, {m, kTopk})};
+                          });
+}
+
 void bench_rope_append(KernelBench& bench, int64_t m, DType dtype) {
   constexpr int64_t kHeads = 128, kLora = 512, kRope = 64, kQuery = 192, kPositions = 4096;
   const int64_t columns = dtype == DType::kBF16 ? kLora + kRope : kLora + kLora / 32 + 2 * kRope;
@@ -212,6 +233,7 @@ absl::Status bench_fused(KernelBench& bench) {
     if (m <= 4096) bench_norm(bench, m);
     if (m >= 32) bench_silu(bench, m);
     bench_gate(bench, m);
+    if (m <= 4096) bench_expert_rows(bench, m);
     if (m <= 4096) bench_rope_append(bench, m, DType::kBF16), bench_rope_append(bench, m, DType::kE4M3);
     if (m <= 4096) bench_combine(bench, m);
     if (m <= 128) bench_sample(bench, m);

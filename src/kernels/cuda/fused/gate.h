@@ -25,8 +25,8 @@ struct GateArgs {
   Tensor topk_weights;   // [num_tokens, num_experts_per_tok] f32
   Tensor expert_counts;  // [num_experts] i32, the tokens of each expert are added; or undefined
 };
-// Limits: at most 512 experts and 32 chosen; groups as moesaic::gate. 256 experts in 8 groups of which 4 are kept
-// (DeepSeek-V3) have a kernel of their own.
+// Limits: at most 512 experts and 32 chosen; groups as moesaic::gate. DeepSeek-V3's (sigmoid, 256 experts in 8 groups
+// of which 4 are kept by their best two, 8 chosen) has a kernel of its own.
 absl::Status gate(cudaStream_t stream, const GateArgs& args);
 
 }  // namespace moesaic::cuda

@@ -165,6 +165,24 @@ TEST_F(Gate, TiesGoToTheLowerExpert) {
   }
 }
 
+// Equal choices within a lane and across lanes and groups, negative ones, few that may be chosen: the ids are the
+// CPU's.
+TEST_F(Gate, RoutesAsTheCpuWhereChoicesAreEqualNegativeOrFew) {
+  for (const GateCase& c : kBoth) {
+    Rng rng(31);
+    for (const float shift : {0.0f, -0.9f, -3.0f}) {
+      for (const int levels : {2, 20, 300}) {
+        for (const int finite : {256, 40, 9}) {
+          std::vector<float> logits(200 * 256), bias(256);
+          for (float& v : logits) v = static_cast<float>(rng.below(levels)) / static_cast<float>(levels);
+          for (float& b : bias) b = static_cast<int>(rng.below(256)) < finite ? shift : -test::kInf;
+          EXPECT_EQ(run(c, logits, bias).ids, cpu_gate(c, logits, bias).ids) << shift << " " << levels << " " << finite;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(Gate, BiasSelectsButNeverWeighsAndKeepsItsPrecision) {
   for (const GateCase& c : kBoth) {
     std::vector<float> logits(256, -30.0f), bias(256, 0.0f);

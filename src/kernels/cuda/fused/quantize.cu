@@ -1,5 +1,6 @@
 // A warp takes 512 channels of a row, half a warp a scale group, its loads in flight before the first is used.
 #include "kernels/cuda/fused/args_check.h"
+#include "kernels/cuda/fused/chained_launch.h"
 #include "kernels/cuda/fused/quantize.h"
 #include "kernels/cuda/fused/vec.cuh"
 #include "tensor/cuda/cuda_error.h"
@@ -13,6 +14,7 @@ constexpr int kChannels = kVecs * 32 * kVec;
 
 __global__ void __launch_bounds__(kWarps * 32)
     quantize_kernel(const Bf16* x, int64_t x_stride, int m, int k, uint8_t* q, float* scales, int64_t scale_stride) {
+  begin_chained();
   const int lane = threadIdx.x % 32, per_row = (k + kChannels - 1) / kChannels;
   const int task = blockIdx.x * kWarps + threadIdx.x / 32, row = task / per_row;
   if (row >= m) return;
@@ -48,10 +50,8 @@ absl::Status quantize_fp8(cudaStream_t stream, const QuantizeArgs& args) {
   check.tensor("scales", args.scales, DType::kF32, {k / kScaleGroup, scale_row_stride(m)});
   MOESAIC_RETURN_IF_ERROR(check.status());
   if (m == 0) return absl::OkStatus();
-  quantize_kernel<<<static_cast<unsigned>((tasks + kWarps - 1) / kWarps), kWarps * 32, 0, stream>>>(
-      args.x.data<Bf16>(), args.x.row_stride(), static_cast<int>(m), static_cast<int>(k), args.q.data<uint8_t>(),
-      args.scales.data<float>(), scale_row_stride(m));
-  MOESAIC_CUDA_CHECK(cudaGetLastError());
+  launch_chained(stream, quantize_kernel, (tasks + kWarps - 1) / kWarps, kWarps * 32, 0, args.x.data<Bf16>(),
+                 args.x.row_stride(), m, k, args.q.data<uint8_t>(), args.scales.data<float>(), scale_row_stride(m));
   return absl::OkStatus();
 }
 

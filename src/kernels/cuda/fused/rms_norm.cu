@@ -1,5 +1,6 @@
 // A block a row, held in registers between the sum of squares and the output.
 #include "kernels/cuda/fused/args_check.h"
+#include "kernels/cuda/fused/chained_launch.h"
 #include "kernels/cuda/fused/rms_norm.h"
 #include "kernels/cuda/fused/vec.cuh"
 #include "tensor/cuda/cuda_error.h"
@@ -23,6 +24,7 @@ struct Params {
 
 template <int kVecs, bool kResidual, bool kBf16Out, bool kQuantize>
 __global__ void __launch_bounds__(RowSplit::kMaxThreads) rms_norm_kernel(const Params p) {
+  begin_chained();
   __shared__ float scratch[RowSplit::kMaxThreads / 32];
   const int64_t row = blockIdx.x;
   const Bf16* x = p.x + row * p.x_stride;
@@ -87,6 +89,7 @@ constexpr int kPairs = 3;  // of vectors, a thread
 constexpr int kGroupLanes = kLanesPerGroup / 2;
 
 __global__ void __launch_bounds__(1024) norm_quantize_kernel(const Params p) {
+  begin_chained();
   __shared__ float scratch[32];
   const int64_t row = blockIdx.x;
   uint4 h[kPairs][2], weight[kPairs][2];
@@ -128,7 +131,7 @@ __global__ void __launch_bounds__(1024) norm_quantize_kernel(const Params p) {
 void launch_quantize(cudaStream_t stream, int64_t m, const Params& p) {
   constexpr int kWarpChannels = kPairs * 2 * kVec * 32;
   const unsigned threads = (p.n + kWarpChannels - 1) / kWarpChannels * 32;
-  norm_quantize_kernel<<<static_cast<unsigned>(m), threads, 0, stream>>>(p);
+  launch_chained(stream, norm_quantize_kernel, m, threads, 0, p);
 }
 
 // With a residual there are twice as many loads to each vector.
@@ -138,8 +141,7 @@ RowSplit split_of(int64_t m, const Params& p) {
 
 template <int kVecs, bool kResidual, bool kBf16Out, bool kQuantize>
 void launch(cudaStream_t stream, int64_t m, const Params& p) {
-  rms_norm_kernel<kVecs, kResidual, kBf16Out, kQuantize>
-      <<<static_cast<unsigned>(m), split_of(m, p).threads, 0, stream>>>(p);
+  launch_chained(stream, rms_norm_kernel<kVecs, kResidual, kBf16Out, kQuantize>, m, split_of(m, p).threads, 0, p);
 }
 
 template <int kVecs, bool kResidual>
@@ -188,7 +190,6 @@ absl::Status rms_norm(cudaStream_t stream, const RmsNormArgs& args) {
   : vecs == 1                                                                  ? launch<1>(stream, m, p)
   : vecs == 2                                                                  ? launch<2>(stream, m, p)
                                                                                : launch<4>(stream, m, p);
-  MOESAIC_CUDA_CHECK(cudaGetLastError());
   return absl::OkStatus();
 }
 

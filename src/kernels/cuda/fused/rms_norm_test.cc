@@ -152,5 +152,32 @@ TEST_F(RmsNorm, NanStaysInItsRow) {
   }
 }
 
+// Launches overlap; what one reads is still all that the one before wrote, and nothing is overwritten that is yet to be
+// read: 16 links between two buffers give the bits of links with a wait after each.
+TEST_F(RmsNorm, ChainsReadWhatTheLaunchBeforeWrote) {
+  constexpr int64_t kRows = 2000, kChannels = 1024;
+  constexpr int kLinks = 16;
+  Rng rng(5);
+  const std::vector<uint16_t> x = test::to_bf16(test::gaussians(rng, kRows * kChannels));
+  std::vector<DeviceTensor> weights;
+  for (int i = 0; i < kLinks; ++i) {
+    weights.push_back(test::upload(DType::kBF16, {kChannels}, test::to_bf16(test::gaussians(rng, kChannels))));
+  }
+  const auto chain = [&](bool waits) {
+    const DeviceTensor buffers[2] = {test::upload(DType::kBF16, {kRows, kChannels}, x),
+                                     test::poisoned(DType::kBF16, {kRows, kChannels})};
+    for (int i = 0; i < kLinks; ++i) {
+      EXPECT_TRUE(
+          rms_norm(stream(), {.x = buffers[i % 2], .weight = weights[i], .eps = 1e-6f, .y = buffers[1 - i % 2]}).ok());
+      if (waits) MOESAIC_CUDA_CHECK(cudaStreamSynchronize(stream()));
+    }
+    test::Quantized out(kRows, kChannels);
+    EXPECT_TRUE(quantize_fp8(stream(), {.x = buffers[0], .q = out.q, .scales = out.scales}).ok());
+    return test::download<uint8_t>(out.q);
+  };
+  const std::vector<uint8_t> want = chain(true);
+  for (int run = 0; run < 20; ++run) EXPECT_EQ(chain(false), want) << "run " << run;
+}
+
 }  // namespace
 }  // namespace moesaic::cuda

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/fused/args_check.h"
+#include "kernels/cuda/fused/chained_launch.h"
 #include "kernels/cuda/fused/silu_mul.h"
 #include "kernels/cuda/fused/vec.cuh"
 #include "tensor/cuda/cuda_error.h"
@@ -97,6 +98,7 @@ __device__ void silu_chunk(const Params& p, int64_t row, int begin, float* scale
 }
 
 __global__ void __launch_bounds__(kWarps * 32, kResidentBlocks) silu_mul_kernel(const Params p) {
+  begin_chained();
   __shared__ int32_t ends[kMaxGroups];
   if (p.group_rows != nullptr) add_up(p.group_rows, p.num_groups, ends);
   const int per_row = (p.n + kChannels - 1) / kChannels;
@@ -157,8 +159,7 @@ absl::Status silu_mul_quantize(cudaStream_t stream, const SiluMulQuantizeArgs& a
                  .scale_stride = scale_row_stride(scale_rows)};
   const int64_t blocks =
       std::min<int64_t>((tasks + kWarps - 1) / kWarps, int64_t{num_sms} * (masked ? kMaskedBlocksPerSm : kBlocksPerSm));
-  silu_mul_kernel<<<static_cast<unsigned>(blocks), kWarps * 32, 0, stream>>>(p);
-  MOESAIC_CUDA_CHECK(cudaGetLastError());
+  launch_chained(stream, silu_mul_kernel, blocks, kWarps * 32, 0, p);
   return absl::OkStatus();
 }
 

@@ -23,11 +23,11 @@ inline constexpr float kAmaxFloor = 1e-4f;  // as kernels/cpu/quantize_plain.cc
 __device__ inline uint4 load_vec(const Bf16* p) {
   return *reinterpret_cast<const uint4*>(p);
 }
-// The same for data that the kernel does not write. Stays where it stands: the compiler, to save registers, would move
-// loads down to their uses, one after the other.
+// The same, staying where it stands: the compiler, to save registers, would move loads down to their uses, one after
+// the other. Not `nc`: with chained launches the data may be written while the kernel waits to begin.
 __device__ inline uint4 stream_vec(const Bf16* p) {
   uint4 v;
-  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
 __device__ inline void store_vec(Bf16* p, uint4 v) {
