@@ -2,8 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <vector>
 
 #include "base/rng.h"
@@ -70,8 +68,6 @@ inline DecodeBenchData decode_bench_data(KernelBench& bench, const DecodeBenchSh
   data.kv_lens = bench.alloc_i32(lens);
   data.q_begin = bench.alloc_i32(begin);
   data.block_table = Tensor(bench.alloc_i32(table).raw(), DType::kI32, {shape.batch, width});
-  // A rest: the power that one shape took would lower the clock of the next.
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
   return data;
 }
 
