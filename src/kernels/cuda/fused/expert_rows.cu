@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/fused/args_check.h"
-#include "kernels/cuda/fused/chained_launch.h"
+#include "kernels/cuda/fused/chained_launch.cuh"
 #include "kernels/cuda/fused/vec.cuh"
 
 namespace moesaic::cuda {

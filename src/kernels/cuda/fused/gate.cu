@@ -4,7 +4,7 @@
 #include <climits>
 
 #include "kernels/cuda/fused/args_check.h"
-#include "kernels/cuda/fused/chained_launch.h"
+#include "kernels/cuda/fused/chained_launch.cuh"
 #include "kernels/cuda/fused/gate.h"
 #include "kernels/cuda/fused/vec.cuh"
 #include "tensor/cuda/cuda_error.h"

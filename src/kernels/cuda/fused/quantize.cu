@@ -1,6 +1,6 @@
 // A warp takes 512 channels of a row, half a warp a scale group, its loads in flight before the first is used.
 #include "kernels/cuda/fused/args_check.h"
-#include "kernels/cuda/fused/chained_launch.h"
+#include "kernels/cuda/fused/chained_launch.cuh"
 #include "kernels/cuda/fused/quantize.h"
 #include "kernels/cuda/fused/vec.cuh"
 #include "tensor/cuda/cuda_error.h"
