@@ -270,8 +270,8 @@ TEST(EngineTest, AStepThatFailsEndsNobodyTwice) {
   options.hooks.faults.fail_at_step = 1;
   auto fake = std::make_unique<FakeExecutor>(options);
   FakeExecutor* executor = fake.get();
+  Collector collector;  // outlives the engine's thread: both hold the error
   Engine engine(options, std::move(fake), nullptr, real_clock());
-  Collector collector;
   executor->on_step = [&](const StepPlan&) {
     Request late = make_request(2, {1}, 20);
     late.deadline_ns = 1;
@@ -383,8 +383,8 @@ TEST(EngineTest, ManyCallers) {
 // Figures of one moment, and none goes back, whenever they are read.
 TEST(EngineTest, StatsAreWholeWhileStepsRun) {
   constexpr RequestId kCount = 200;
+  Collector collector;  // outlives the engine: figures come before the last sinks are called
   auto engine = make_engine(small_options());
-  Collector collector;
   std::atomic<int> num_wrong{0};
   std::atomic<int> num_seen{0};
   {
