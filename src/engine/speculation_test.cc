@@ -100,6 +100,56 @@ TEST(Speculation, OutputIsThatOfPlainDecoding) {
   }
 }
 
+// Each token against the probabilities that its logprobs report, given the tokens before it: Pearson's chi-square.
+TEST(Speculation, SampledTokensHaveTheModelsDistribution) {
+  constexpr int kTopK = 4, kBatch = 100;
+  EngineOptions options = small_options();
+  options.num_kv_blocks = 64;
+  options.max_draft_depth = 3;
+  options.adaptive_draft_depth = false;
+  std::map<std::vector<int32_t>, std::map<int32_t, int>> counts;  // by the tokens before
+  std::map<std::vector<int32_t>, std::map<int32_t, double>> expected;
+  int64_t num_accepted = 0;
+  for (RequestId first = 1; first <= 4000; first += kBatch) {
+    std::vector<Request> requests;
+    for (RequestId id = first; id < first + kBatch; ++id) {
+      requests.push_back(make_request(id, make_prompt(1, 6), 3));
+      requests.back().sampling = {.temperature = 1.0f, .top_k = kTopK, .seed = id};
+      requests.back().num_logprobs = kTopK;
+      requests.back().use_prefix_cache = false;
+    }
+    const Outcome outcome = run_all(options, 0.9, requests);
+    num_accepted += outcome.stats.speculation->accepted_tokens_total;
+    for (const auto& [id, result] : outcome.results) {
+      std::vector<int32_t> before;
+      for (const TokenLogprob& token : result.logprobs) {
+        ++counts[before][token.id];
+        double total = 0;
+        for (const auto& [top_id, logprob] : token.top) total += std::exp(logprob);
+        for (const auto& [top_id, logprob] : token.top) expected[before][top_id] = std::exp(logprob) / total;
+        before.push_back(token.id);
+      }
+    }
+  }
+  double chi_square = 0;
+  int freedom = 0;
+  for (const auto& [before, seen] : counts) {
+    int total = 0;
+    for (const auto& [id, count] : seen) total += count;
+    if (total < 100) continue;
+    freedom += kTopK - 1;
+    for (const auto& [id, probability] : expected[before]) {
+      const auto found = seen.find(id);
+      const double difference = (found == seen.end() ? 0 : found->second) - total * probability;
+      chi_square += difference * difference / (total * probability);
+    }
+  }
+  EXPECT_GT(num_accepted, 500);
+  EXPECT_GT(freedom, 20);
+  EXPECT_LT(chi_square, freedom + 5 * std::sqrt(2.0 * freedom));
+  EXPECT_GT(chi_square, freedom - 5 * std::sqrt(2.0 * freedom));
+}
+
 TEST(Speculation, RightGuessesSaveSteps) {
   EngineOptions options = small_options();
   options.max_draft_depth = 3;
