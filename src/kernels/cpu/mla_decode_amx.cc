@@ -58,18 +58,11 @@ MOESAIC_AMX_INLINE void transpose(__m512i* rows) {
   }
 }
 
-// f32 rounded to bf16 (to nearest even), still as f32.
-MOESAIC_AMX_INLINE __m512i round_bf16(__m512 x) {
-  const __m512i bits = _mm512_castps_si512(x);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  return _mm512_and_si512(up, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u)));
-}
-
 // x = *high + *low + at most 2^-18 of x; both bf16 as f32.
 MOESAIC_AMX_INLINE void split(__m512 x, __m512i* high, __m512i* low) {
-  *high = round_bf16(x);
-  *low = round_bf16(_mm512_sub_ps(x, _mm512_castsi512_ps(*high)));
+  const __m512 first = widen_bf16(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+  *high = _mm512_castps_si512(first);
+  *low = _mm512_castps_si512(widen_bf16(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_sub_ps(x, first)))));
 }
 
 class Chunk {
