@@ -1,5 +1,5 @@
 // A warp takes 512 channels of a row, half a warp a scale group, its loads in flight before the first is used.
-#include "kernels/cuda/fused/args_check.h"
+#include "kernels/cuda/args_check.h"
 #include "kernels/cuda/fused/chained_launch.cuh"
 #include "kernels/cuda/fused/quantize.h"
 #include "kernels/cuda/fused/vec.cuh"

@@ -2,7 +2,7 @@
 // rounded apart, as the CPU's are.
 #include <algorithm>
 
-#include "kernels/cuda/fused/args_check.h"
+#include "kernels/cuda/args_check.h"
 #include "kernels/cuda/fused/rope_append.h"
 #include "kernels/cuda/fused/vec.cuh"
 #include "tensor/cuda/cuda_error.h"

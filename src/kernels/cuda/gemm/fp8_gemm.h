@@ -53,14 +53,14 @@ struct Fp8GemmMaskedArgs {
 };
 absl::Status fp8_gemm_masked(cudaStream_t stream, const Fp8GemmMaskedArgs& args);
 
-// y[t, h] = W[h] x[t, h] for every head: the absorbed k_b and v_b of MLA. x is quantised as the matrix [m, heads * k],
-// y written as [m, heads * n].
+// y[t, h] = W[h] x[t, h] for every head: the absorbed k_b and v_b of MLA. x is quantised as the matrix [m, heads * k].
+// y may have room beside each head's n columns, which is not written: k_b writes the first 512 of mla_decode's 576.
 struct Fp8GemmBatchedArgs {
   Tensor x;         // [m, heads * k] e4m3, rows may be strided
   Tensor x_scales;  // [heads * k / 128, scale_row_stride(m)] f32
   Tensor w;         // [heads, n, k] e4m3
   Tensor w_scales;  // [heads, ceil(n / 128), k / 128] f32
-  Tensor y;         // [m, heads * n] bf16, rows may be strided
+  Tensor y;         // [m, heads, >= n] bf16
 };
 absl::Status fp8_gemm_batched(cudaStream_t stream, const Fp8GemmBatchedArgs& args);
 
