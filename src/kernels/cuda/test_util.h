@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -82,13 +83,15 @@ inline std::vector<float> widen_e4m3(const std::vector<uint8_t>& bits) {
   return values;
 }
 
-// Standard normal, by Box and Muller.
+// Standard normal, by Box and Muller. A million different ones; more repeat with a period that is prime to all sizes.
 inline std::vector<float> gaussians(Rng& rng, int64_t count, float scale = 1.0f) {
+  constexpr int64_t kPeriod = 1'048'573;
   std::vector<float> values(count);
-  for (float& value : values) {
+  for (int64_t i = 0; i < std::min(count, kPeriod); ++i) {
     const double u = 1.0 - rng.uniform(), v = rng.uniform();
-    value = scale * static_cast<float>(std::sqrt(-2.0 * std::log(u)) * std::cos(6.283185307179586 * v));
+    values[i] = scale * static_cast<float>(std::sqrt(-2.0 * std::log(u)) * std::cos(6.283185307179586 * v));
   }
+  for (int64_t i = kPeriod; i < count; ++i) values[i] = values[i - kPeriod];
   return values;
 }
 

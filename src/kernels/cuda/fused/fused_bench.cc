@@ -8,6 +8,7 @@
 #include "base/rng.h"
 #include "kernels/cuda/fused/combine.h"
 #include "kernels/cuda/fused/expert_rows.h"
+#include "kernels/cuda/fused/fused_shapes.h"
 #include "kernels/cuda/fused/gate.h"
 #include "kernels/cuda/fused/quantize.h"
 #include "kernels/cuda/fused/rms_norm.h"
@@ -19,8 +20,6 @@
 
 namespace moesaic::cuda {
 namespace {
-
-constexpr int64_t kHidden = 7168, kExperts = 256, kInter = 2048;
 
 void must(const absl::Status& status) {
   if (!status.ok()) internal::check_failed(__FILE__, __LINE__, "launch", std::string(status.message()));
@@ -87,22 +86,19 @@ void bench_silu(KernelBench& bench, int64_t tokens) {
     return SiluMulQuantizeArgs{
         .gate_up = bench.alloc_random(DType::kBF16, {tokens, 2 * kInter}), .q = out.q, .scales = out.scales};
   });
-  // 32 experts with equal shares of the rows; four times the room.
-  constexpr int64_t kGroups = 32;
-  const int64_t share = tokens / kGroups, room = 4 * share;
+  const int64_t share = tokens / kMaskedGroups, room = 4 * share;
   KernelRow masked_row = row;
-  masked_row.op = "silu_mul_quantize_masked", masked_row.groups = kGroups;
+  masked_row.op = "silu_mul_quantize_masked", masked_row.groups = kMaskedGroups;
   measure<SiluMulQuantizeArgs>(bench, masked_row, bytes, silu_mul_quantize, [&] {
     return SiluMulQuantizeArgs{
-        .gate_up = bench.alloc_random(DType::kBF16, {kGroups * room, 2 * kInter}),
-        .group_rows = bench.alloc_i32(std::vector<int32_t>(kGroups, static_cast<int32_t>(share))),
-        .q = bench.alloc(DType::kE4M3, {kGroups * room, kInter}),
-        .scales = bench.alloc(DType::kF32, {kGroups, kInter / kScaleGroup, scale_row_stride(room)})};
+        .gate_up = bench.alloc_random(DType::kBF16, {kMaskedGroups * room, 2 * kInter}),
+        .group_rows = bench.alloc_i32(std::vector<int32_t>(kMaskedGroups, static_cast<int32_t>(share))),
+        .q = bench.alloc(DType::kE4M3, {kMaskedGroups * room, kInter}),
+        .scales = bench.alloc(DType::kF32, {kMaskedGroups, kInter / kScaleGroup, scale_row_stride(room)})};
   });
 }
 
 void bench_gate(KernelBench& bench, int64_t m) {
-  constexpr int64_t kTopk = 8;
   const Tensor bias = bench.alloc_random(DType::kF32, {kExperts}, 0.1f);
   const Tensor counts = bench.alloc_i32(std::vector<int32_t>(kExperts, 0));
   const double bytes = 4.0 * static_cast<double>(m * (kExperts + 2 * kTopk));
@@ -123,7 +119,6 @@ void bench_gate(KernelBench& bench, int64_t m) {
 
 // The gate's choices, each expert as likely as any other.
 void bench_expert_rows(KernelBench& bench, int64_t m) {
-  constexpr int64_t kTopk = 8;
   Rng rng(2);
   std::vector<int32_t> ids(m * kTopk), counts(kExperts);
   for (int32_t& id : ids) ++counts[id = static_cast<int32_t>(rng.below(kExperts))];
@@ -142,10 +137,10 @@ void bench_expert_rows(KernelBench& bench, int64_t m) {
 }
 
 void bench_rope_append(KernelBench& bench, int64_t m, DType dtype) {
-  constexpr int64_t kHeads = 128, kLora = 512, kRope = 64, kQuery = 192, kPositions = 4096;
+  constexpr int64_t kPositions = 4096;
   const int64_t columns = dtype == DType::kBF16 ? kLora + kRope : kLora + kLora / 32 + 2 * kRope;
   const Tensor kv = bench.alloc_random(DType::kBF16, {m, kLora + kRope});
-  const Tensor q = bench.alloc_random(DType::kBF16, {m, kHeads, kQuery});
+  const Tensor q = bench.alloc_random(DType::kBF16, {m, kHeads, kQueryDim});
   const Tensor q_out = bench.alloc(DType::kBF16, {m, kHeads, kLora + kRope});
   const Tensor table = bench.alloc_random(DType::kF32, {kPositions, kRope});
   const Tensor norm_weight = bench.alloc_random(DType::kBF16, {kLora}), rows = bench.alloc(dtype, {m, columns});
@@ -170,7 +165,6 @@ void bench_rope_append(KernelBench& bench, int64_t m, DType dtype) {
 }
 
 void bench_combine(KernelBench& bench, int64_t m) {
-  constexpr int64_t kTopk = 8;
   const Tensor x = bench.alloc_random(DType::kBF16, {m * kTopk, kHidden});
   const Tensor weights = bench.alloc_random(DType::kF32, {m, kTopk});
   const Tensor base = bench.alloc_random(DType::kBF16, {m, kHidden}), y = bench.alloc(DType::kBF16, {m, kHidden});
@@ -193,7 +187,6 @@ void bench_combine(KernelBench& bench, int64_t m) {
 }
 
 void bench_sample(KernelBench& bench, int64_t m) {
-  constexpr int64_t kVocab = 129280;
   const Tensor logits = bench.alloc_random(DType::kF32, {m, kVocab}, 12.0f);
   const auto filled = [&](float value) {
     const Tensor tensor = bench.alloc(DType::kF32, {m});
@@ -229,16 +222,15 @@ void bench_sample(KernelBench& bench, int64_t m) {
 }  // namespace
 
 absl::Status bench_fused(KernelBench& bench) {
-  for (const int64_t m : {4096, 1, 16, 128, 1024, 32768}) {
-    if (m <= 4096) bench_norm(bench, m);
-    if (m >= 32) bench_silu(bench, m);
-    bench_gate(bench, m);
-    if (m <= 4096) bench_expert_rows(bench, m);
-    if (m <= 4096) bench_rope_append(bench, m, DType::kBF16), bench_rope_append(bench, m, DType::kE4M3);
-    if (m <= 4096) bench_combine(bench, m);
-    if (m <= 128) bench_sample(bench, m);
-    bench.release();
+  for (const int64_t m : token_counts(kNormTokens)) bench_norm(bench, m);
+  for (const int64_t m : token_counts(kSiluTokens)) bench_silu(bench, m);
+  for (const int64_t m : token_counts(kGateTokens)) bench_gate(bench, m);
+  for (const int64_t m : token_counts(kExpertRowsTokens)) bench_expert_rows(bench, m);
+  for (const int64_t m : token_counts(kRopeTokens)) {
+    for (const DType dtype : {DType::kBF16, DType::kE4M3}) bench_rope_append(bench, m, dtype), bench.release();
   }
+  for (const int64_t m : token_counts(kCombineTokens)) bench_combine(bench, m), bench.release();
+  for (const int64_t m : token_counts(kSampleRows)) bench_sample(bench, m), bench.release();
   return absl::OkStatus();
 }
 

@@ -28,14 +28,14 @@ struct Fp8GemmArgs {
 absl::Status fp8_gemm(cudaStream_t stream, const Fp8GemmArgs& args);
 
 // y[r] = W[row_ids[r]] x[r]. A group's rows start at a multiple of 128 and are contiguous; the rest of its last 128 is
-// padding with id -1, in any number, also whole tiles. Padding is not written; it may be read and may be NaN. Groups
-// may be empty.
+// padding with id -1, in any number, also whole tiles. `rows` may be any number. Padding is not written; it may be read
+// and may be NaN. Groups may be empty.
 struct Fp8GemmContiguousArgs {
   Tensor x;         // [rows, k] e4m3
   Tensor x_scales;  // [k / 128, scale_row_stride(rows)] f32
   Tensor w;         // [groups, n, k] e4m3
   Tensor w_scales;  // [groups, ceil(n / 128), k / 128] f32
-  Tensor row_ids;   // [rows] i32, group of the row or -1; ids outside the groups count as -1
+  Tensor row_ids;   // [rows] i32, group of the row, or negative; tiles whose first id is no group are skipped
   Tensor y;         // [rows, n] bf16
 };
 absl::Status fp8_gemm_contiguous(cudaStream_t stream, const Fp8GemmContiguousArgs& args);
