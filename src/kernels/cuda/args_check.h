@@ -41,6 +41,14 @@ class ArgsCheck {
     return *this;
   }
 
+  // Rows of i32 that may be strided, in any number of columns.
+  ArgsCheck& table(std::string_view name, const Tensor& t, int64_t rows) {
+    if (!t.defined() || t.dtype() != DType::kI32 || t.rank() != 2 || t.dim(0) != rows) {
+      fail(str_cat("expected ", name, " i32 [", rows, ", any], got ", describe(t)));
+    }
+    return *this;
+  }
+
   // Memory of at least this size that has no shape, 16-byte aligned.
   ArgsCheck& memory(std::string_view name, const Tensor& t, int64_t num_bytes) {
     if (!t.defined() || t.num_bytes() < num_bytes) {

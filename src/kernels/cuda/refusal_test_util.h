@@ -30,6 +30,8 @@ struct TensorRule {
   Tensor Args::*member;
   bool optional = false;       // may be undefined
   bool rows_strided = false;   // a matrix whose rows may lie further apart
+  bool crooked = false;        // a matrix that may lie at any address
+  bool memory = false;         // only its size counts
   std::vector<int> free_dims;  // sizes that nothing else depends on
   std::vector<DType> other_dtypes;
 };
@@ -102,12 +104,18 @@ class ArgsRules {
       expect_refused(rule, Tensor(), "no tensor");
       expect_refused(rule, Tensor(nullptr, t.dtype(), t.shape()), "a null pointer");
     }
+    if (rule.memory) {
+      expect_refused(rule, Tensor(t.raw(), t.dtype(), changed(t.shape(), 0, -1)), "less");
+      expect_refused(rule, Tensor(t.data<char>() + 4, t.dtype(), t.shape()), "a crooked address");
+      return;
+    }
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kE4M3, DType::kI32, DType::kI64, DType::kU8}) {
       const auto& others = rule.other_dtypes;
       if (dtype == t.dtype() || std::find(others.begin(), others.end(), dtype) != others.end()) continue;
       expect_refused(rule, Tensor(t.raw(), dtype, t.shape()), std::string(dtype_name(dtype)));
     }
-    expect_refused(rule, Tensor(t.data<char>() + dtype_bytes(t.dtype()), t.dtype(), t.shape()), "a crooked address");
+    if (!rule.crooked)
+      expect_refused(rule, Tensor(t.data<char>() + dtype_bytes(t.dtype()), t.dtype(), t.shape()), "a crooked address");
     expect_refused(rule, Tensor(t.raw(), t.dtype(), deeper(t.shape())), "a dimension more");
     for (int dim = 0; dim < t.rank(); ++dim) {
       if (std::find(rule.free_dims.begin(), rule.free_dims.end(), dim) != rule.free_dims.end()) continue;
@@ -116,7 +124,7 @@ class ArgsRules {
                        str_cat("dimension ", dim, " changed by ", by));
       }
     }
-    if (t.rank() != 2 || t.dim(0) < 2) return;
+    if (rule.crooked || t.rank() != 2 || t.dim(0) < 2) return;
     const auto strided = [&](int64_t more) {
       return Tensor::strided(t.raw(), t.dtype(), t.dim(0), t.dim(1), t.dim(1) + more);
     };

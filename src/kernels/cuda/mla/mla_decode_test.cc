@@ -259,25 +259,5 @@ TEST_P(MlaDecode, GraphsServeOtherLengths) {
 INSTANTIATE_TEST_SUITE_P(Rows, MlaDecode, testing::Values(DType::kBF16, DType::kE4M3),
                          [](const auto& info) { return std::string(dtype_name(info.param)); });
 
-TEST(MlaDecodeShapes, LimitsAreNamed) {
-  const MlaDecodeShape good{
-      .num_seqs = 2, .num_heads = 16, .max_q_len = 1, .cache_dtype = DType::kBF16, .num_sms = 132};
-  const auto message = [](MlaDecodeShape shape) {
-    return std::string(mla_decode_plan(nullptr, shape, Tensor(), Tensor(), Tensor()).message());
-  };
-  MlaDecodeShape shape = good;
-  shape.num_heads = 129;
-  EXPECT_EQ(message(shape), "mla_decode: num_heads 129, expected 1 to 128");
-  shape = good;
-  shape.max_q_len = 5;
-  EXPECT_EQ(message(shape), "mla_decode: max_q_len 5, expected 1 to 4");
-  shape = good;
-  shape.num_seqs = 0;
-  EXPECT_EQ(message(shape), "mla_decode: num_seqs 0, expected 1 to 8192");
-  shape = good;
-  shape.cache_dtype = DType::kF32;
-  EXPECT_EQ(message(shape), "mla_decode: cache rows of f32, expected bf16 or e4m3");
-}
-
 }  // namespace
 }  // namespace moesaic::cuda
