@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cuda/gemm/fp8_gemm.h"
+#include "kernels/cuda/gemm/bf16_gemm.h"
 #include "kernels/cuda/gemm/gemm_problem.h"
 #include "kernels/cuda/gemm/gemm_shapes.h"
 #include "kernels/cuda/scales.h"
@@ -111,10 +111,30 @@ absl::Status bench_cases(KernelBench& bench, bool sweep) {
   return absl::OkStatus();
 }
 
+// The router's logits and the head, f32 out.
+absl::Status bench_bf16(KernelBench& bench) {
+  for (const auto& [m, n] : bf16_gemm_cases()) {
+    const int64_t k = 7168;
+    const Bf16GemmArgs args = {.x = bench.alloc_random(DType::kBF16, {m, k}),
+                               .w = bench.alloc_random(DType::kBF16, {n, k}),
+                               .y = bench.alloc(DType::kF32, {m, n})};
+    const double rows = static_cast<double>(m);
+    absl::Status status;
+    bench.measure({.op = "gemm_dense", .m = m, .n = n, .k = k, .dtype = "bf16"},
+                  {.bytes = 2.0 * (rows + n) * k + 4.0 * rows * n, .flops = 2.0 * rows * n * k},
+                  [&](cudaStream_t stream) { status.Update(bf16_gemm(stream, args)); });
+    MOESAIC_RETURN_IF_ERROR(status);
+    bench.release();
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status bench_gemm(KernelBench& bench) {
-  return bench_cases(bench, /*sweep=*/false);
+  MOESAIC_RETURN_IF_ERROR(bench_cases(bench, /*sweep=*/false));
+  bench.release();
+  return bench_bf16(bench);
 }
 
 absl::Status sweep_gemm(KernelBench& bench) {

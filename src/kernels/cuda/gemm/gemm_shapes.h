@@ -50,4 +50,12 @@ inline std::vector<GemmCase> gemm_cases() {
   return all;
 }
 
+// m and n of the linears in bf16: the router and the head; k is 7168.
+inline std::vector<std::pair<int64_t, int64_t>> bf16_gemm_cases() {
+  std::vector<std::pair<int64_t, int64_t>> all;
+  for (const int64_t m : {1, 16, 64, 128, 256, 4096}) all.push_back({m, 256});
+  for (const int64_t m : {1, 16, 64, 128}) all.push_back({m, 129280});
+  return all;
+}
+
 }  // namespace moesaic::cuda

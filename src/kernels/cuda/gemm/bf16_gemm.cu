@@ -1,0 +1,77 @@
+#include "kernels/cuda/gemm/bf16_gemm.h"
+
+#include <limits>
+
+#include "kernels/cuda/args_check.h"
+#include "kernels/cuda/gemm/bf16_gemm_kernel.cuh"
+#include "kernels/cuda/gemm/gemm_config.h"
+#include "kernels/cuda/gemm/launch.cuh"
+#include "tensor/cuda/tensor_map.h"
+
+namespace moesaic::cuda {
+namespace {
+
+constexpr int64_t kGroup = 64;  // of k, 128 bytes
+constexpr bool kSwizzled = true;
+
+template <int kTokens, int kColumns, typename Out>
+absl::Status launch(cudaStream_t stream, const Bf16GemmArgs& args, int split) {
+  using Shared = Bf16GemmShared<kTokens, kColumns>;
+  const int64_t m = args.x.dim(0), k = args.x.dim(1), n = args.w.dim(0);
+  MOESAIC_ASSIGN_OR_RETURN(
+      const CUtensorMap x_map,
+      make_tensor_map(args.x.raw(), DType::kBF16, {k, m}, {args.x.row_stride() * 2}, {kGroup, kTokens}, kSwizzled));
+  MOESAIC_ASSIGN_OR_RETURN(const CUtensorMap w_map,
+                           make_tensor_map(args.w.raw(), DType::kBF16, {k, n}, {k * 2}, {kGroup, kColumns}, kSwizzled));
+  const Bf16GemmParams params = {.y = args.y.raw(),
+                                 .y_row_stride = args.y.row_stride(),
+                                 .rows = static_cast<int>(m),
+                                 .n = static_cast<int>(n),
+                                 .k_groups = static_cast<int>(k / kGroup),
+                                 .split = split,
+                                 .share = (kTokens + split - 1) / split};
+  const int64_t tiles = (m + kTokens - 1) / kTokens * ((n + kColumns - 1) / kColumns);
+  return launch_clusters(stream, bf16_gemm_kernel<kTokens, kColumns, Out>, static_cast<int>(tiles * split),
+                         Shared::kThreads, Shared::kBytes, split, params, x_map, w_map);
+}
+
+template <int kTokens>
+absl::Status launch_tokens(cudaStream_t stream, const Bf16GemmArgs& args, const Bf16GemmConfig& config) {
+  const bool wide = config.columns == 128;
+  if (args.y.dtype() == DType::kF32) {
+    return wide ? launch<kTokens, 128, float>(stream, args, 1) : launch<kTokens, 64, float>(stream, args, config.split);
+  }
+  return wide ? launch<kTokens, 128, __nv_bfloat16>(stream, args, 1)
+              : launch<kTokens, 64, __nv_bfloat16>(stream, args, config.split);
+}
+
+}  // namespace
+
+absl::Status bf16_gemm(cudaStream_t stream, const Bf16GemmArgs& args) {
+  const int64_t m = args.x.dim(0), k = args.x.dim(1), n = args.w.dim(0), most = std::numeric_limits<int32_t>::max();
+  const DType y_dtype = args.y.dtype() == DType::kF32 ? DType::kF32 : DType::kBF16;
+  ArgsCheck check("bf16_gemm");
+  check.divisible("k", k, kGroup).divisible("n", n, 8).size("rows", m, 0, most).size("n", n, 8, most);
+  check.require((m / 16 + 1) * (n / 64 + 1) <= most / kMaxSplit, "at most 2^31 tiles");
+  check.matrix("x", args.x, DType::kBF16, m, k).tensor("w", args.w, DType::kBF16, {n, k});
+  check.matrix("y", args.y, y_dtype, m, n);
+  MOESAIC_RETURN_IF_ERROR(check.status());
+  if (m == 0) return absl::OkStatus();
+  int device = 0, num_sms = 0;
+  MOESAIC_RETURN_IF_ERROR(to_status(cudaGetDevice(&device), "bf16_gemm: the current device"));
+  MOESAIC_RETURN_IF_ERROR(to_status(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device),
+                                    "bf16_gemm: the number of SMs"));
+  const Bf16GemmConfig config = choose_bf16_gemm_config(m, n, k, num_sms);
+  switch (config.tokens) {
+    case 16:
+      return launch_tokens<16>(stream, args, config);
+    case 32:
+      return launch_tokens<32>(stream, args, config);
+    case 64:
+      return launch_tokens<64>(stream, args, config);
+    default:
+      return launch_tokens<128>(stream, args, config);
+  }
+}
+
+}  // namespace moesaic::cuda
