@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cuda/gemm/fp8_gemm.h"
+#include "kernels/cuda/gemm/bf16_gemm.h"
 #include "kernels/cuda/gemm/gemm_problem.h"
 #include "kernels/cuda/gemm/gemm_shapes.h"
 #include "kernels/cuda/scales.h"
@@ -111,10 +111,28 @@ absl::Status bench_cases(KernelBench& bench, bool sweep) {
   return absl::OkStatus();
 }
 
+absl::Status bench_bf16(KernelBench& bench) {
+  for (const Bf16GemmCase& c : bf16_gemm_cases()) {
+    const Bf16GemmArgs args = {.x = bench.alloc_random(DType::kBF16, {c.m, c.k}),
+                               .w = bench.alloc_random(DType::kBF16, {c.n, c.k}),
+                               .y = bench.alloc(c.f32 ? DType::kF32 : DType::kBF16, {c.m, c.n})};
+    const double m = 1.0 * c.m, n = 1.0 * c.n, k = 1.0 * c.k;
+    absl::Status status;
+    bench.measure({.op = "gemm_dense", .m = c.m, .n = c.n, .k = c.k, .groups = 1, .dtype = "bf16"},
+                  {.bytes = 2.0 * (m * k + n * k) + (c.f32 ? 4.0 : 2.0) * m * n, .flops = 2.0 * m * n * k},
+                  [&](cudaStream_t stream) { status.Update(bf16_gemm(stream, args)); });
+    MOESAIC_RETURN_IF_ERROR(status);
+    bench.release();
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status bench_gemm(KernelBench& bench) {
-  return bench_cases(bench, /*sweep=*/false);
+  MOESAIC_RETURN_IF_ERROR(bench_cases(bench, /*sweep=*/false));
+  bench.release();
+  return bench_bf16(bench);
 }
 
 absl::Status sweep_gemm(KernelBench& bench) {

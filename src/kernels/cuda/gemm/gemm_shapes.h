@@ -1,5 +1,5 @@
 // DeepSeek-V3's GEMMs: the shapes that are timed (gemm_bench.cc) and those that are tested at full size
-// (fp8_gemm_full_size_test.cc) are these.
+// (fp8_gemm_full_size_test.cc, bf16_gemm_test.cc) are these.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +46,23 @@ inline std::vector<GemmCase> gemm_cases() {
   for (const int64_t m : {1, 64, 128}) {
     all.push_back({Grouping::kDense, m, 512, 128, 128});
     all.push_back({Grouping::kDense, m, 128, 512, 128});
+  }
+  return all;
+}
+
+// What DeepSeek-V3 keeps in bf16.
+struct Bf16GemmCase {
+  int64_t m, n, k;
+  bool f32;  // results
+};
+
+inline std::vector<Bf16GemmCase> bf16_gemm_cases() {
+  std::vector<Bf16GemmCase> all;
+  for (const int64_t m : {1, 16, 64, 128, 1024, 4096}) {
+    all.push_back({m, 256, 7168, true});                   // router
+    if (m <= 128) all.push_back({m, 129280, 7168, true});  // head
+    all.push_back({m, 7168, 14336, false});                // eh_proj of MTP
+    all.push_back({m, 4096, 7168, false});                 // a shared expert of a checkpoint in bf16
   }
   return all;
 }
