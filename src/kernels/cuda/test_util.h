@@ -83,9 +83,10 @@ inline std::vector<float> widen_e4m3(const std::vector<uint8_t>& bits) {
   return values;
 }
 
+inline constexpr int64_t kPeriod = 1'048'573;  // prime
+
 // Standard normal, by Box and Muller. A million different ones; more repeat with a period that is prime to all sizes.
 inline std::vector<float> gaussians(Rng& rng, int64_t count, float scale = 1.0f) {
-  constexpr int64_t kPeriod = 1'048'573;
   std::vector<float> values(count);
   for (int64_t i = 0; i < std::min(count, kPeriod); ++i) {
     const double u = 1.0 - rng.uniform(), v = rng.uniform();
@@ -94,6 +95,30 @@ inline std::vector<float> gaussians(Rng& rng, int64_t count, float scale = 1.0f)
   for (int64_t i = kPeriod; i < count; ++i) values[i] = values[i - kPeriod];
   return values;
 }
+
+// Random values repeated with a period that is prime to all sizes: element i is values[i % kPeriod], on the host too,
+// which could not hold the whole tensors.
+template <typename T>
+class Periodic {
+ public:
+  explicit Periodic(std::vector<T> values) : values_(std::move(values)) {}
+  T at(int64_t i) const { return values_[i % kPeriod]; }
+  DeviceTensor on_device(DType dtype, Shape shape) const {
+    DeviceTensor tensor = poisoned(dtype, shape);
+    const int64_t all = shape.num_elements() * sizeof(T);
+    int64_t filled = std::min<int64_t>(all, kPeriod * sizeof(T));
+    tensor.buffer.upload(values_.data(), filled);
+    for (char* data = tensor.tensor.data<char>(); filled < all;) {
+      const int64_t more = std::min(filled, all - filled);
+      MOESAIC_CUDA_CHECK(cudaMemcpy(data + filled, data, more, cudaMemcpyDeviceToDevice));
+      filled += more;
+    }
+    return tensor;
+  }
+
+ private:
+  std::vector<T> values_;
+};
 
 // ||got - want|| / ||want||; infinite where a value is not finite.
 inline double rel_error(const std::vector<float>& got, const std::vector<float>& want) {

@@ -10,6 +10,9 @@
 #include "kernels/cuda/fused/expert_rows.h"
 #include "kernels/cuda/fused/fused_shapes.h"
 #include "kernels/cuda/fused/gate.h"
+#include "kernels/cuda/fused/gather_latents.h"
+#include "kernels/cuda/fused/gather_rows.h"
+#include "kernels/cuda/fused/log_probs.h"
 #include "kernels/cuda/fused/quantize.h"
 #include "kernels/cuda/fused/rms_norm.h"
 #include "kernels/cuda/fused/rope_append.h"
@@ -136,6 +139,48 @@ void bench_expert_rows(KernelBench& bench, int64_t m) {
                           });
 }
 
+// Their rows, quantised: of each choice one row is read and one written.
+void bench_gather_rows(KernelBench& bench, int64_t m) {
+  Rng rng(2);
+  std::vector<int32_t> counts(kExperts), row_tokens;
+  for (int64_t i = 0; i < m * kTopk; ++i) ++counts[rng.below(kExperts)];
+  for (const int32_t count : counts) {
+    for (int32_t i = 0; i < count; ++i) row_tokens.push_back(static_cast<int32_t>(rng.below(m)));
+    row_tokens.resize((row_tokens.size() + 127) / 128 * 128, -1);
+  }
+  row_tokens.resize(most_expert_rows(m * kTopk, kExperts), -1);
+  const int64_t rows = static_cast<int64_t>(row_tokens.size());
+  const QuantizedOut out(bench, rows, kHidden);
+  const GatherRowsArgs args{.q = bench.alloc_random(DType::kE4M3, {m, kHidden}, 400.0f),
+                            .scales = bench.alloc_random(DType::kF32, {kHidden / kScaleGroup, scale_row_stride(m)}),
+                            .row_tokens = bench.alloc_i32(row_tokens),
+                            .q_out = out.q,
+                            .scales_out = out.scales};
+  bench.measure({.op = "gather_rows", .m = m, .n = kHidden, .k = kTopk, .dtype = "e4m3"},
+                {.bytes = QuantizedOut::bytes(m, kHidden) * (1 + kTopk) + 4.0 * static_cast<double>(rows)},
+                [&](cudaStream_t stream) { must(gather_rows(stream, args)); });
+}
+
+// One sequence of m keys.
+void bench_gather_latents(KernelBench& bench, int64_t m, DType dtype) {
+  const int64_t columns = dtype == DType::kBF16 ? kLora + kRope : kLora + kLora / 32 + 2 * kRope;
+  const int64_t blocks = (m + 63) / 64;
+  std::vector<int32_t> table(blocks);
+  for (int64_t i = 0; i < blocks; ++i) table[i] = static_cast<int32_t>(blocks - 1 - i);
+  const QuantizedOut out(bench, m, kLora);
+  const GatherLatentsArgs args{.rows = bench.alloc_random(dtype, {blocks * 64, columns}),
+                               .block_table = Tensor(bench.alloc_i32(table).raw(), DType::kI32, {1, blocks}),
+                               .kv_begin = bench.alloc_i32({0, static_cast<int32_t>(m)}),
+                               .rope_dim = kRope,
+                               .q = out.q,
+                               .scales = out.scales,
+                               .keys = bench.alloc(DType::kBF16, {m, kHeads, kQueryDim})};
+  const double row_bytes = static_cast<double>(columns * dtype_bytes(dtype)) + 2.0 * kHeads * kRope;
+  bench.measure({.op = "gather_latents", .m = m, .heads = kHeads, .dtype = std::string(dtype_name(dtype))},
+                {.bytes = static_cast<double>(m) * row_bytes + QuantizedOut::bytes(m, kLora)},
+                [&](cudaStream_t stream) { must(gather_latents(stream, args)); });
+}
+
 void bench_rope_append(KernelBench& bench, int64_t m, DType dtype) {
   constexpr int64_t kPositions = 4096;
   const int64_t columns = dtype == DType::kBF16 ? kLora + kRope : kLora + kLora / 32 + 2 * kRope;
@@ -219,6 +264,15 @@ void bench_sample(KernelBench& bench, int64_t m) {
   time("sample_top_k_top_p", one, fifty, most);
 }
 
+void bench_log_probs(KernelBench& bench, int64_t m) {
+  const LogProbsArgs args{.logits = bench.alloc_random(DType::kF32, {m, kVocab}, 12.0f),
+                          .ids = Tensor(bench.alloc_i32(std::vector<int32_t>(m, 7)).raw(), DType::kI32, {m, 1}),
+                          .log_probs = bench.alloc(DType::kF32, {m, 1})};
+  bench.measure({.op = "log_probs", .m = m, .n = kVocab, .dtype = "f32"},
+                {.bytes = 4.0 * static_cast<double>(m * kVocab)},
+                [&](cudaStream_t stream) { must(log_probs(stream, args)); });
+}
+
 }  // namespace
 
 absl::Status bench_fused(KernelBench& bench) {
@@ -226,11 +280,14 @@ absl::Status bench_fused(KernelBench& bench) {
   for (const int64_t m : token_counts(kSiluTokens)) bench_silu(bench, m);
   for (const int64_t m : token_counts(kGateTokens)) bench_gate(bench, m);
   for (const int64_t m : token_counts(kExpertRowsTokens)) bench_expert_rows(bench, m);
+  for (const int64_t m : token_counts(kExpertRowsTokens)) bench_gather_rows(bench, m), bench.release();
   for (const int64_t m : token_counts(kRopeTokens)) {
-    for (const DType dtype : {DType::kBF16, DType::kE4M3}) bench_rope_append(bench, m, dtype), bench.release();
+    for (const DType dtype : {DType::kBF16, DType::kE4M3}) {
+      bench_rope_append(bench, m, dtype), bench_gather_latents(bench, m, dtype), bench.release();
+    }
   }
   for (const int64_t m : token_counts(kCombineTokens)) bench_combine(bench, m), bench.release();
-  for (const int64_t m : token_counts(kSampleRows)) bench_sample(bench, m), bench.release();
+  for (const int64_t m : token_counts(kSampleRows)) bench_sample(bench, m), bench_log_probs(bench, m), bench.release();
   return absl::OkStatus();
 }
 

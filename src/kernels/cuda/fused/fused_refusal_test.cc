@@ -2,6 +2,9 @@
 #include "kernels/cuda/fused/combine.h"
 #include "kernels/cuda/fused/expert_rows.h"
 #include "kernels/cuda/fused/gate.h"
+#include "kernels/cuda/fused/gather_latents.h"
+#include "kernels/cuda/fused/gather_rows.h"
+#include "kernels/cuda/fused/log_probs.h"
 #include "kernels/cuda/fused/quantize.h"
 #include "kernels/cuda/fused/rms_norm.h"
 #include "kernels/cuda/fused/rope_append.h"
@@ -261,6 +264,84 @@ TEST(FusedRefusals, Embedding) {
                                {.name = "y", .member = &Args::y, .rows_strided = true}});
   rules.expect_refusals({});
   EXPECT_TRUE(embedding(nullptr, make(0)).ok());
+}
+
+TEST(FusedRefusals, GatherRows) {
+  using Args = GatherRowsArgs;
+  const auto make = [](int64_t rows) {
+    return Args{.q = nowhere(kE4M3, {6, 256}),
+                .scales = scales(6, 256),
+                .row_tokens = nowhere(kI32, {rows}),
+                .q_out = nowhere(kE4M3, {rows, 256}),
+                .scales_out = scales(rows, 256)};
+  };
+  const ArgsRules<Args> rules("gather_rows", gather_rows, [&] { return make(9); },
+                              {{.name = "q", .member = &Args::q, .free_dims = {0}},
+                               {.name = "scales", .member = &Args::scales},
+                               {.name = "row_tokens", .member = &Args::row_tokens},
+                               {.name = "q_out", .member = &Args::q_out},
+                               {.name = "scales_out", .member = &Args::scales_out}});
+  rules.expect_refusals({{[](Args& args) {
+                            args.q = nowhere(kE4M3, {6, 200});
+                          },
+                          "gather_rows: k 200, made for multiples of 128"},
+                         {[](Args& args) {
+                            args.q = nowhere(kE4M3, {9, 256});
+                          },
+                          "gather_rows: expected scales f32 [2, 12], got f32 [2, 8]"}});
+  EXPECT_TRUE(gather_rows(nullptr, make(0)).ok());
+}
+
+TEST(FusedRefusals, GatherLatents) {
+  using Args = GatherLatentsArgs;
+  const auto make = [](int64_t keys, DType dtype) {
+    return Args{.rows = nowhere(dtype, {3 * 64, dtype == kBF16 ? 576 : 656}),
+                .block_table = nowhere(kI32, {3, 5}),
+                .kv_begin = nowhere(kI32, {4}),
+                .rope_dim = 64,
+                .q = nowhere(kE4M3, {keys, 512}),
+                .scales = scales(keys, 512),
+                .keys = nowhere(kBF16, {keys, 2, 192})};
+  };
+  for (const DType dtype : {kBF16, kE4M3}) {
+    const ArgsRules<Args> rules(
+        "gather_latents", gather_latents, [&] { return make(9, dtype); },
+        {{.name = "rows", .member = &Args::rows, .free_dims = {0}},
+         {.name = "block_table", .member = &Args::block_table, .crooked = true, .free_dims = {1}},
+         {.name = "kv_begin", .member = &Args::kv_begin},
+         {.name = "q", .member = &Args::q},
+         {.name = "scales", .member = &Args::scales},
+         {.name = "keys", .member = &Args::keys, .free_dims = {1}}});
+    rules.expect_refusals(
+        {{[](Args& args) { args.rope_dim = 60; }, "gather_latents: rope_dim 60, made for multiples of 8"},
+         {[](Args& args) { args.rope_dim = 200; }, "gather_latents: rope_dim 200, made for 8 to 192"},
+         {[](Args& args) {
+            args.q = nowhere(kE4M3, {9, 1536});
+          },
+          "gather_latents: lora 1536, made for 0 to 1024"},
+         {[](Args& args) {
+            args.block_table = nowhere(kI32, {0, 5});
+          },
+          "gather_latents: num_seqs 0, made for 1 to 1048576"}});
+    EXPECT_TRUE(gather_latents(nullptr, make(0, dtype)).ok());
+  }
+}
+
+TEST(FusedRefusals, LogProbs) {
+  using Args = LogProbsArgs;
+  const auto make = [](int64_t rows, int64_t vocab, int64_t ids) {
+    return Args{.logits = nowhere(kF32, {rows, vocab}),
+                .ids = nowhere(kI32, {rows, ids}),
+                .log_probs = nowhere(kF32, {rows, ids})};
+  };
+  const ArgsRules<Args> rules("log_probs", log_probs, [&] { return make(6, 64, 3); },
+                              {{.name = "logits", .member = &Args::logits, .rows_strided = true},
+                               {.name = "ids", .member = &Args::ids},
+                               {.name = "log_probs", .member = &Args::log_probs}});
+  rules.expect_refusals(
+      {{[&](Args& args) { args = make(6, 62, 3); }, "log_probs: vocab 62, made for multiples of 4"},
+       {[&](Args& args) { args = make(6, 64, 1025); }, "log_probs: num_ids 1025, made for 1 to 1024"}});
+  EXPECT_TRUE(log_probs(nullptr, make(0, 64, 3)).ok());
 }
 
 TEST(FusedRefusals, Sample) {

@@ -1,7 +1,5 @@
 #include "kernels/cuda/gemm/bf16_gemm.h"
 
-#include <limits>
-
 #include "kernels/cuda/args_check.h"
 #include "kernels/cuda/gemm/bf16_gemm_kernel.cuh"
 #include "kernels/cuda/gemm/gemm_config.h"
@@ -11,7 +9,7 @@
 namespace moesaic::cuda {
 namespace {
 
-constexpr int64_t kGroup = 64;  // of k, 128 bytes
+constexpr int kGroup = 64;  // of k, 128 bytes; the last may be shorter, TMA fills it with zeros
 constexpr bool kSwizzled = true;
 
 template <int kTokens, int kColumns, typename Out>
@@ -27,7 +25,7 @@ absl::Status launch(cudaStream_t stream, const Bf16GemmArgs& args, int split) {
                                  .y_row_stride = args.y.row_stride(),
                                  .rows = static_cast<int>(m),
                                  .n = static_cast<int>(n),
-                                 .k_groups = static_cast<int>(k / kGroup),
+                                 .k_groups = static_cast<int>((k + kGroup - 1) / kGroup),
                                  .split = split,
                                  .share = (kTokens + split - 1) / split};
   const int64_t tiles = (m + kTokens - 1) / kTokens * ((n + kColumns - 1) / kColumns);
@@ -35,24 +33,28 @@ absl::Status launch(cudaStream_t stream, const Bf16GemmArgs& args, int split) {
                          Shared::kThreads, Shared::kBytes, split, params, x_map, w_map);
 }
 
+template <int kTokens, int kColumns>
+absl::Status launch_out(cudaStream_t stream, const Bf16GemmArgs& args, int split) {
+  return args.y.dtype() == DType::kF32 ? launch<kTokens, kColumns, float>(stream, args, split)
+                                       : launch<kTokens, kColumns, __nv_bfloat16>(stream, args, split);
+}
+
 template <int kTokens>
 absl::Status launch_tokens(cudaStream_t stream, const Bf16GemmArgs& args, const Bf16GemmConfig& config) {
-  const bool wide = config.columns == 128;
-  if (args.y.dtype() == DType::kF32) {
-    return wide ? launch<kTokens, 128, float>(stream, args, 1) : launch<kTokens, 64, float>(stream, args, config.split);
-  }
-  return wide ? launch<kTokens, 128, __nv_bfloat16>(stream, args, 1)
-              : launch<kTokens, 64, __nv_bfloat16>(stream, args, config.split);
+  return config.columns == 64 ? launch_out<kTokens, 64>(stream, args, config.split)
+                              : launch_out<kTokens, 128>(stream, args, 1);
 }
 
 }  // namespace
 
 absl::Status bf16_gemm(cudaStream_t stream, const Bf16GemmArgs& args) {
-  const int64_t m = args.x.dim(0), k = args.x.dim(1), n = args.w.dim(0), most = std::numeric_limits<int32_t>::max();
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const int64_t m = args.x.dim(0), k = args.x.dim(1), n = args.w.dim(0);
   const DType y_dtype = args.y.dtype() == DType::kF32 ? DType::kF32 : DType::kBF16;
   ArgsCheck check("bf16_gemm");
-  check.divisible("k", k, kGroup).divisible("n", n, 8).size("rows", m, 0, most).size("n", n, 8, most);
-  check.require((m / 16 + 1) * (n / 64 + 1) <= most / kMaxSplit, "at most 2^31 tiles");
+  check.divisible("k", k, 8).divisible("n", n, 8);
+  check.size("rows", m, 0, kMost).size("n", n, 8, kMost).size("k", k, 8, kMost);
+  check.require((m / 16 + 1) * (n / 64 + 1) <= kMost / kMaxSplit, "at most 2^27 tiles");
   check.matrix("x", args.x, DType::kBF16, m, k).tensor("w", args.w, DType::kBF16, {n, k});
   check.matrix("y", args.y, y_dtype, m, n);
   MOESAIC_RETURN_IF_ERROR(check.status());
@@ -69,8 +71,10 @@ absl::Status bf16_gemm(cudaStream_t stream, const Bf16GemmArgs& args) {
       return launch_tokens<32>(stream, args, config);
     case 64:
       return launch_tokens<64>(stream, args, config);
-    default:
+    case 128:
       return launch_tokens<128>(stream, args, config);
+    default:
+      return launch_out<256, 128>(stream, args, 1);
   }
 }
 

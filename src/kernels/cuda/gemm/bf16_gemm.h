@@ -1,9 +1,8 @@
-// Linears in bf16 on Hopper: the router's logits, the head, checkpoints without FP8. Products are exact, sums are f32
-// in the tensor cores, rounded once where y is bf16.
+// bf16 linears on Hopper: the router, the head, MTP's projection, and every linear of a checkpoint in bf16. Products
+// are summed in f32 by the tensor cores.
 //
-// As fp8_gemm.h says: device memory, one kernel, no allocation, no wait, capturable; the bits depend on the shape
-// alone. Errors, before anything is enqueued: a shape, type or alignment that the kernel was not made for (k not a
-// multiple of 64, n not of 8, rows not of 16 bytes), naming it. No rows is no work. NaN stays in its row.
+// All tensors are in device memory. A call enqueues one kernel, allocates nothing and waits for nothing: it may be
+// captured in a CUDA graph. The bits of a result depend on the shape alone. NaN stays in its row.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,8 +16,9 @@ namespace moesaic::cuda {
 struct Bf16GemmArgs {
   Tensor x;  // [m, k] bf16, rows may be strided
   Tensor w;  // [n, k] bf16
-  Tensor y;  // [m, n] f32 or bf16, rows may be strided; overwritten
+  Tensor y;  // [m, n] f32 (scores, logits) or bf16, rows may be strided; overwritten
 };
+// Limits: k and n divisible by 8; rows 16-byte aligned. No rows is no work.
 absl::Status bf16_gemm(cudaStream_t stream, const Bf16GemmArgs& args);
 
 }  // namespace moesaic::cuda

@@ -1,7 +1,7 @@
 // y = x W^T in bf16. A block computes one tile of kTokens rows by kColumns columns: one producer thread fills a ring of
 // k groups of 64 by TMA, a math warpgroup has 64 columns and all rows. Rows of W are wgmma's M, which is 64 at least,
-// rows of x its N. Two blocks share an SM: while one writes its results, the other reads. With `split` > 1 a cluster of
-// that many blocks shares a tile; SplitSums adds their runs of k groups in order.
+// rows of x its N. Up to 128 rows two blocks share an SM: while one writes its results, the other reads. With `split` >
+// 1 a cluster of that many blocks shares a tile; SplitSums adds their runs of k groups in order.
 #pragma once
 
 #include "kernels/cuda/gemm/split_sums.cuh"
@@ -26,8 +26,9 @@ struct Bf16GemmShared {
   static constexpr int kThreads = kMathThreads + 32;
   static constexpr int kStageX = kTokens * 128;
   static constexpr int kStageW = kColumns * 128;
-  static constexpr int kFixed = 256 + 1024;              // barriers, alignment
-  static constexpr int kBudget = 228 * 1024 / 2 - 1024;  // half of an SM
+  static constexpr int kBlocksPerSm = kTokens == 256 ? 1 : 2;
+  static constexpr int kFixed = 256 + 1024;  // barriers, alignment
+  static constexpr int kBudget = 228 * 1024 / kBlocksPerSm - 1024;
   static constexpr int kFit = (kBudget - kFixed) / (kStageX + kStageW);
   static constexpr int kStages = kFit < 12 ? kFit : 12;
   static constexpr int kBytes = kFixed + kStages * (kStageX + kStageW);
@@ -39,7 +40,8 @@ struct Bf16GemmShared {
 };
 
 template <int kTokens, int kColumns, typename Out>
-__global__ void __launch_bounds__(Bf16GemmShared<kTokens, kColumns>::kThreads, 2)
+__global__ void __launch_bounds__(Bf16GemmShared<kTokens, kColumns>::kThreads,
+                                  Bf16GemmShared<kTokens, kColumns>::kBlocksPerSm)
     bf16_gemm_kernel(const __grid_constant__ Bf16GemmParams params, const __grid_constant__ CUtensorMap x_map,
                      const __grid_constant__ CUtensorMap w_map) {
   using Shared = Bf16GemmShared<kTokens, kColumns>;

@@ -11,31 +11,7 @@ namespace moesaic::cuda {
 namespace {
 
 using test::DeviceTensor;
-
-// Random values repeated with a period that is prime to all sizes: element i is values[i % kPeriod], on the host too,
-// which could not hold the whole tensors.
-template <typename T>
-class Periodic {
- public:
-  static constexpr int64_t kPeriod = 1'048'573;
-  explicit Periodic(std::vector<T> values) : values_(std::move(values)) {}
-  T at(int64_t i) const { return values_[i % kPeriod]; }
-  DeviceTensor on_device(DType dtype, Shape shape) const {
-    DeviceTensor tensor = test::poisoned(dtype, shape);
-    const int64_t all = shape.num_elements() * sizeof(T);
-    int64_t filled = std::min<int64_t>(all, kPeriod * sizeof(T));
-    tensor.buffer.upload(values_.data(), filled);
-    for (char* data = tensor.tensor.data<char>(); filled < all;) {
-      const int64_t more = std::min(filled, all - filled);
-      MOESAIC_CUDA_CHECK(cudaMemcpy(data + filled, data, more, cudaMemcpyDeviceToDevice));
-      filled += more;
-    }
-    return tensor;
-  }
-
- private:
-  std::vector<T> values_;
-};
+using test::Periodic;
 
 class Fp8GemmFullSize : public test::CudaTest {
  protected:
@@ -166,9 +142,9 @@ class Fp8GemmFullSize : public test::CudaTest {
   }
 
   Rng rng_{20261130};
-  Periodic<uint8_t> values_{test::random_e4m3(rng_, Periodic<uint8_t>::kPeriod)};
-  Periodic<uint8_t> weights_{test::random_e4m3(rng_, Periodic<uint8_t>::kPeriod)};
-  Periodic<float> scales_{test::random_scales(rng_, Periodic<float>::kPeriod)};
+  Periodic<uint8_t> values_{test::random_e4m3(rng_, test::kPeriod)};
+  Periodic<uint8_t> weights_{test::random_e4m3(rng_, test::kPeriod)};
+  Periodic<float> scales_{test::random_scales(rng_, test::kPeriod)};
   DeviceTensor ids_;
 };
 

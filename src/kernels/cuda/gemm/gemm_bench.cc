@@ -111,17 +111,15 @@ absl::Status bench_cases(KernelBench& bench, bool sweep) {
   return absl::OkStatus();
 }
 
-// The router's logits and the head, f32 out.
 absl::Status bench_bf16(KernelBench& bench) {
-  for (const auto& [m, n] : bf16_gemm_cases()) {
-    const int64_t k = 7168;
-    const Bf16GemmArgs args = {.x = bench.alloc_random(DType::kBF16, {m, k}),
-                               .w = bench.alloc_random(DType::kBF16, {n, k}),
-                               .y = bench.alloc(DType::kF32, {m, n})};
-    const double rows = static_cast<double>(m);
+  for (const Bf16GemmCase& c : bf16_gemm_cases()) {
+    const Bf16GemmArgs args = {.x = bench.alloc_random(DType::kBF16, {c.m, c.k}),
+                               .w = bench.alloc_random(DType::kBF16, {c.n, c.k}),
+                               .y = bench.alloc(c.f32 ? DType::kF32 : DType::kBF16, {c.m, c.n})};
+    const double m = 1.0 * c.m, n = 1.0 * c.n, k = 1.0 * c.k;
     absl::Status status;
-    bench.measure({.op = "gemm_dense", .m = m, .n = n, .k = k, .dtype = "bf16"},
-                  {.bytes = 2.0 * (rows + n) * k + 4.0 * rows * n, .flops = 2.0 * rows * n * k},
+    bench.measure({.op = "gemm_dense", .m = c.m, .n = c.n, .k = c.k, .groups = 1, .dtype = "bf16"},
+                  {.bytes = 2.0 * (m * k + n * k) + (c.f32 ? 4.0 : 2.0) * m * n, .flops = 2.0 * m * n * k},
                   [&](cudaStream_t stream) { status.Update(bf16_gemm(stream, args)); });
     MOESAIC_RETURN_IF_ERROR(status);
     bench.release();

@@ -1,5 +1,5 @@
 // DeepSeek-V3's GEMMs: the shapes that are timed (gemm_bench.cc) and those that are tested at full size
-// (fp8_gemm_full_size_test.cc) are these.
+// (fp8_gemm_full_size_test.cc, bf16_gemm_test.cc) are these.
 #pragma once
 
 #include <cstdint>
@@ -50,11 +50,20 @@ inline std::vector<GemmCase> gemm_cases() {
   return all;
 }
 
-// m and n of the linears in bf16: the router and the head; k is 7168.
-inline std::vector<std::pair<int64_t, int64_t>> bf16_gemm_cases() {
-  std::vector<std::pair<int64_t, int64_t>> all;
-  for (const int64_t m : {1, 16, 64, 128, 256, 4096}) all.push_back({m, 256});
-  for (const int64_t m : {1, 16, 64, 128}) all.push_back({m, 129280});
+// What DeepSeek-V3 keeps in bf16.
+struct Bf16GemmCase {
+  int64_t m, n, k;
+  bool f32;  // results
+};
+
+inline std::vector<Bf16GemmCase> bf16_gemm_cases() {
+  std::vector<Bf16GemmCase> all;
+  for (const int64_t m : {1, 16, 64, 128, 1024, 4096}) {
+    all.push_back({m, 256, 7168, true});                   // router
+    if (m <= 128) all.push_back({m, 129280, 7168, true});  // head
+    all.push_back({m, 7168, 14336, false});                // eh_proj of MTP
+    all.push_back({m, 4096, 7168, false});                 // a shared expert of a checkpoint in bf16
+  }
   return all;
 }
 

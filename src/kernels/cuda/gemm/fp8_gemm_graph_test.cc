@@ -4,7 +4,6 @@
 
 #include <functional>
 
-#include "kernels/cuda/gemm/bf16_gemm.h"
 #include "kernels/cuda/gemm/fp8_gemm.h"
 #include "kernels/cuda/gemm/gemm_test_util.h"
 
@@ -30,7 +29,7 @@ struct Input {
   DeviceTensor x, scales;
 };
 
-class GemmGraph : public test::CudaTest {
+class Fp8GemmGraph : public test::CudaTest {
  protected:
   // Captures `launch`, then three times: `change` the inputs, replay, and compare y with what a call gives.
   void check_replays(const Launch& launch, const std::function<void()>& change, DeviceTensor& y) {
@@ -60,7 +59,7 @@ class GemmGraph : public test::CudaTest {
   }
 };
 
-TEST_F(GemmGraph, Dense) {
+TEST_F(Fp8GemmGraph, Dense) {
   for (const int64_t m : {1, 40, 128, 700}) {  // a split, more rows, large tiles
     SCOPED_TRACE(str_cat("m ", m));
     Rng rng(m);
@@ -77,7 +76,7 @@ TEST_F(GemmGraph, Dense) {
   }
 }
 
-TEST_F(GemmGraph, Contiguous) {
+TEST_F(Fp8GemmGraph, Contiguous) {
   Rng rng(2);
   const int64_t rows = 768, n = 520, k = 640, groups = 3;
   const Weights w(rng, groups, n, k);
@@ -99,7 +98,7 @@ TEST_F(GemmGraph, Contiguous) {
                 y);
 }
 
-TEST_F(GemmGraph, Masked) {
+TEST_F(Fp8GemmGraph, Masked) {
   for (const int64_t expected : {4, 64, 300}) {
     SCOPED_TRACE(str_cat("expected ", expected));
     Rng rng(expected);
@@ -126,7 +125,7 @@ TEST_F(GemmGraph, Masked) {
   }
 }
 
-TEST_F(GemmGraph, Batched) {
+TEST_F(Fp8GemmGraph, Batched) {
   Rng rng(4);
   const int64_t m = 48, heads = 6, n = 128, k = 512;
   const Weights w(rng, heads, n, k);
@@ -136,19 +135,6 @@ TEST_F(GemmGraph, Batched) {
   const Fp8GemmBatchedArgs args = {
       .x = in.x, .x_scales = scales, .w = w.values_on_device, .w_scales = w.scales_on_device, .y = y};
   check_replays([&](cudaStream_t s) { return fp8_gemm_batched(s, args); }, [&] { in.refill(rng); }, y);
-}
-
-TEST_F(GemmGraph, Bf16) {
-  Rng rng(5);
-  const int64_t m = 40, n = 256, k = 2048;
-  const DeviceTensor w = test::upload(DType::kBF16, {n, k}, test::to_bf16(test::gaussians(rng, n * k)));
-  DeviceTensor x = test::poisoned(DType::kBF16, {m, k}), y = test::poisoned(DType::kBF16, {m, n});
-  check_replays([&](cudaStream_t s) { return bf16_gemm(s, {.x = x, .w = w, .y = y}); },
-                [&] {
-                  const std::vector<uint16_t> values = test::to_bf16(test::gaussians(rng, m * k));
-                  x.buffer.upload(values.data(), values.size() * sizeof(uint16_t));
-                },
-                y);
 }
 
 }  // namespace
