@@ -28,8 +28,8 @@ absl::Status to_status(cudaError_t error, std::string_view what) {
 
 absl::Status check_driver(int driver_version, int runtime_version) {
   if (driver_version == 0) {
-    return absl::FailedPreconditionError(str_cat("no CUDA driver found; expected one for CUDA ",
-                                                 version_text(runtime_version), " or newer (--device cpu works)"));
+    return absl::FailedPreconditionError(
+        str_cat("no CUDA driver found; expected one for CUDA ", version_text(runtime_version), " or newer"));
   }
   if (driver_version / 1000 < runtime_version / 1000) {
     return absl::FailedPreconditionError(str_cat("the CUDA driver is for CUDA ", version_text(driver_version),

@@ -128,7 +128,7 @@ class Batch {
         const auto at = [&](const std::vector<float>& v) {
           return std::vector<float>(v.begin() + row * kMlaLatentDim, v.begin() + (row + 1) * kMlaLatentDim);
         };
-        ASSERT_LT(test::rel_error(at(got), at(want)), 1e-2)
+        ASSERT_LT(test::rel_error(at(got), at(want)), 6e-3)
             << "sequence " << s << " (" << seqs_[s].q_len << " queries, " << seqs_[s].kv_len << " keys), row "
             << row - q_begin_[s] * num_heads_ << ", heads " << num_heads_ << ", multiprocessors " << num_sms;
       }
