@@ -92,7 +92,9 @@ class RopeAppend : public test::CudaTest, public testing::WithParamInterface<App
       for (int64_t at = latent_bytes; at < row_bytes - key_bytes; at += 4) {
         const auto scale = [at](const uint8_t* row) { return *reinterpret_cast<const float*>(row + at); };
         ASSERT_EQ(std::isnan(scale(a)), std::isnan(scale(b))) << "slot " << slot;  // of nobody's
-        if (!std::isnan(scale(b))) ASSERT_NEAR(scale(a), scale(b), scale(b) * 1e-6f) << "slot " << slot;
+        if (!std::isnan(scale(b))) {
+          ASSERT_NEAR(scale(a), scale(b), scale(b) * 1e-6f) << "slot " << slot;
+        }
       }
       ASSERT_TRUE(std::equal(a + row_bytes - key_bytes, a + row_bytes, b + row_bytes - key_bytes)) << "slot " << slot;
     }
