@@ -28,7 +28,7 @@ namespace moesaic {
 //   gather_rows             m tokens of n channels, k rows each
 //   rope_append, gather_latents  m tokens, heads
 //   sample                  m rows, n vocabulary entries; on a GPU _greedy, _all, _top_p, _top_k_top_p
-//   log_probs               m rows, n vocabulary entries
+//   adjust_logits, log_probs  m rows, n vocabulary entries
 struct KernelRow {
   std::string op;
   int64_t m = 0, n = 0, k = 0, groups = 0, batch = 0, heads = 0, q_len = 0, kv_len = 0;
