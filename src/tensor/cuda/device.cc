@@ -46,6 +46,12 @@ absl::Status check_architecture(const DeviceInfo& info) {
                                                "; the kernels are built for 9.0 (H100, H200, H800, H20)"));
 }
 
+absl::StatusOr<int> current_num_sms() {
+  int device = 0;
+  MOESAIC_RETURN_IF_ERROR(to_status(cudaGetDevice(&device), "the current device"));
+  return attribute(cudaDevAttrMultiProcessorCount, device);
+}
+
 absl::StatusOr<DeviceInfo> open_device(int index) {
   DeviceInfo info{};
   info.index = index;

@@ -12,6 +12,7 @@
 #include "kernels/cuda/gemm/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma.cuh"
+#include "tensor/cuda/device.h"
 #include "tensor/cuda/tensor_map.h"
 
 namespace moesaic::cuda {
@@ -183,14 +184,12 @@ absl::Status bf16_gemm(cudaStream_t stream, const Bf16GemmArgs& args) {
   check.matrix("y", args.y, args.y.dtype() == DType::kF32 ? DType::kF32 : DType::kBF16, m, n);
   MOESAIC_RETURN_IF_ERROR(check.status());
   if (m == 0) return absl::OkStatus();
-  int device = 0, num_sms = 0;
-  MOESAIC_RETURN_IF_ERROR(to_status(cudaGetDevice(&device), "bf16_gemm: the current device"));
-  MOESAIC_RETURN_IF_ERROR(to_status(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device),
-                                    "bf16_gemm: the number of SMs"));
+  MOESAIC_ASSIGN_OR_RETURN(const int num_sms, current_num_sms());
   if (m <= 16) return launch<16>(stream, args, num_sms);
-  if (m <= 64) return launch<64>(stream, args, num_sms);
-  const int64_t large_tiles = (m + 255) / 256 * ((n + kColumns - 1) / kColumns);
-  const bool large = m > 128 && large_tiles >= num_sms;
+  // Small tiles where large ones, with k shared, leave SMs idle; large ones read x and W less often out of L2.
+  const int64_t n_tiles = (n + kColumns - 1) / kColumns;
+  if (m <= 64 || (m <= 128 && n_tiles * kMaxSplit < num_sms)) return launch<64>(stream, args, num_sms);
+  const bool large = m > 128 && (m + 255) / 256 * n_tiles * 5 >= num_sms;
   return large ? launch<256>(stream, args, num_sms) : launch<128>(stream, args, num_sms);
 }
 

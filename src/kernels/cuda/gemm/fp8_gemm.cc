@@ -6,7 +6,7 @@
 #include "kernels/cuda/args_check.h"
 #include "kernels/cuda/gemm/gemm_problem.h"
 #include "kernels/cuda/scales.h"
-#include "tensor/cuda/cuda_error.h"
+#include "tensor/cuda/device.h"
 
 namespace moesaic::cuda {
 namespace {
@@ -42,10 +42,7 @@ int64_t num_groups_of(int64_t size) {
 
 absl::Status choose_and_launch(cudaStream_t stream, const GemmProblem& problem, int64_t expected_rows) {
   if (problem.rows == 0) return absl::OkStatus();
-  int device = 0, num_sms = 0;
-  MOESAIC_RETURN_IF_ERROR(to_status(cudaGetDevice(&device), "FP8 GEMM: the current device"));
-  MOESAIC_RETURN_IF_ERROR(to_status(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device),
-                                    "FP8 GEMM: the number of SMs"));
+  MOESAIC_ASSIGN_OR_RETURN(const int num_sms, current_num_sms());
   const GemmShape shape = {.grouping = problem.grouping,
                            .rows = std::clamp<int64_t>(expected_rows, 1, problem.rows),
                            .n = problem.n,
