@@ -1,4 +1,4 @@
-// A block a row. Penalties touch few logits; the mask writes what it rules out and reads no logit.
+// A block a slice of a row: it penalises the seen tokens that lie in it, then writes what the mask rules out.
 #include "kernels/cuda/fused/adjust_logits.h"
 
 #include <algorithm>
@@ -10,6 +10,7 @@ namespace moesaic::cuda {
 namespace {
 
 constexpr int kThreads = 512;
+constexpr int kSlice = 4096;
 
 struct Params {
   float* logits;
@@ -30,21 +31,23 @@ __device__ float penalised(float logit, int count, float frequency, float presen
 }
 
 __global__ void __launch_bounds__(kThreads) adjust_logits_kernel(const Params p) {
-  const int64_t row = blockIdx.x;
+  const int64_t row = blockIdx.y;
+  const int begin = blockIdx.x * kSlice, end = min(begin + kSlice, p.vocab);
   float* logits = p.logits + row * p.row_stride;
   if (p.seen_begin != nullptr) {
     const float frequency = p.frequency[row], presence = p.presence[row], repetition = p.repetition[row];
-    const int end = min(p.seen_begin[row + 1], p.num_seen);
-    for (int i = max(p.seen_begin[row], 0) + threadIdx.x; i < end; i += kThreads) {
+    const int seen_end = min(p.seen_begin[row + 1], p.num_seen);
+    for (int i = max(p.seen_begin[row], 0) + threadIdx.x; i < seen_end; i += kThreads) {
       const int id = p.seen_ids[i];
-      if (id < 0 || id >= p.vocab) continue;
+      if (id < begin || id >= end) continue;
       logits[id] = penalised(logits[id], p.seen_counts[i], frequency, presence, repetition);
     }
     __syncthreads();
   }
   if (p.allowed == nullptr) return;
   const uint64_t* allowed = p.allowed + row * p.allowed_words;
-  for (int id = threadIdx.x; id < p.vocab; id += kThreads) {
+#pragma unroll 4
+  for (int id = begin + threadIdx.x; id < end; id += kThreads) {
     if ((allowed[id / 64] >> (id % 64) & 1) == 0) logits[id] = -INFINITY;
   }
 }
@@ -55,7 +58,7 @@ absl::Status adjust_logits(cudaStream_t stream, const AdjustLogitsArgs& args) {
   const int64_t num_rows = args.logits.dim(0), vocab = args.logits.dim(1), num_seen = args.seen_ids.dim(0);
   const bool penalises = args.seen_begin.defined() && num_seen > 0, masks = args.allowed.defined();
   ArgsCheck check("adjust_logits");
-  check.divisible("vocab", vocab, 4).size("vocab", vocab, 4, 1 << 30).size("num_rows", num_rows, 0, 1 << 30);
+  check.divisible("vocab", vocab, 4).size("vocab", vocab, 4, 1 << 30).size("num_rows", num_rows, 0, 65535);
   check.size("num_seen", num_seen, 0, 1 << 30).matrix("logits", args.logits, DType::kF32, num_rows, vocab);
   if (args.seen_begin.defined()) {
     check.tensor("seen_begin", args.seen_begin, DType::kI32, {num_rows + 1});
@@ -81,7 +84,8 @@ absl::Status adjust_logits(cudaStream_t stream, const AdjustLogitsArgs& args) {
                  .repetition = args.repetition_penalties.data<float>(),
                  .allowed = args.allowed.data<uint64_t>(),
                  .allowed_words = words};
-  adjust_logits_kernel<<<static_cast<unsigned>(num_rows), kThreads, 0, stream>>>(p);
+  const dim3 grid(static_cast<unsigned>((vocab + kSlice - 1) / kSlice), static_cast<unsigned>(num_rows));
+  adjust_logits_kernel<<<grid, kThreads, 0, stream>>>(p);
   MOESAIC_CUDA_CHECK(cudaGetLastError());
   return absl::OkStatus();
 }

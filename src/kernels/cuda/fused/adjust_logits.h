@@ -21,7 +21,7 @@ struct AdjustLogitsArgs {
   Tensor repetition_penalties;  // [num_rows] f32, 1 = none
   Tensor allowed;               // [num_rows, ceil(vocab / 64)] i64, bit i % 64 of word i / 64; or undefined
 };
-// Limits: vocab divisible by 4.
+// Limits: vocab divisible by 4; at most 65,535 rows.
 absl::Status adjust_logits(cudaStream_t stream, const AdjustLogitsArgs& args);
 
 }  // namespace moesaic::cuda
