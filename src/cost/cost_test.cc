@@ -252,7 +252,8 @@ TEST(MeasuredKernels, TheMeasuredTableIsReadRowByRow) {
                          "sample_all",
                          "sample_top_p",
                          "sample_top_k_top_p",
-                         "log_probs"}) {
+                         "log_probs",
+                         "adjust_logits"}) {
     unread.erase(op);
   }
   EXPECT_TRUE(unread.empty()) << *unread.begin();

@@ -28,8 +28,8 @@ absl::Status to_status(cudaError_t error, std::string_view what) {
 
 absl::Status check_driver(int driver_version, int runtime_version) {
   if (driver_version == 0) {
-    return absl::FailedPreconditionError(str_cat("no CUDA driver found; expected one for CUDA ",
-                                                 version_text(runtime_version), " or newer (--device cpu works)"));
+    return absl::FailedPreconditionError(
+        str_cat("no CUDA driver found; expected one for CUDA ", version_text(runtime_version), " or newer"));
   }
   if (driver_version / 1000 < runtime_version / 1000) {
     return absl::FailedPreconditionError(str_cat("the CUDA driver is for CUDA ", version_text(driver_version),
@@ -44,6 +44,12 @@ absl::Status check_architecture(const DeviceInfo& info) {
   return absl::FailedPreconditionError(str_cat("device ", info.index, " (", info.name, ") has compute capability ",
                                                info.compute_major, ".", info.compute_minor,
                                                "; the kernels are built for 9.0 (H100, H200, H800, H20)"));
+}
+
+absl::StatusOr<int> current_num_sms() {
+  int device = 0;
+  MOESAIC_RETURN_IF_ERROR(to_status(cudaGetDevice(&device), "the current device"));
+  return attribute(cudaDevAttrMultiProcessorCount, device);
 }
 
 absl::StatusOr<DeviceInfo> open_device(int index) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "kernels/cuda/fused/adjust_logits.h"
 #include "kernels/cuda/fused/combine.h"
 #include "kernels/cuda/fused/expert_rows.h"
 #include "kernels/cuda/fused/fused_shapes.h"
@@ -264,6 +265,28 @@ void bench_sample(KernelBench& bench, int64_t m) {
   time("sample_top_k_top_p", one, fifty, most);
 }
 
+// Constrained outputs of which one token in two is allowed; 500 tokens were seen.
+void bench_adjust_logits(KernelBench& bench, int64_t m) {
+  constexpr int64_t kSeen = 500;
+  std::vector<int32_t> begin, ids;
+  for (int64_t r = 0; r <= m; ++r) begin.push_back(static_cast<int32_t>(r * kSeen));
+  for (int64_t i = 0; i < m * kSeen; ++i) ids.push_back(static_cast<int32_t>(i % kSeen * 257));
+  const int64_t words = kVocab / 64;
+  const std::vector<int32_t> every_other(2 * m * words, 0x55555555);
+  const Tensor penalty = bench.alloc_random(DType::kF32, {m}, 0.5f);
+  const AdjustLogitsArgs args{.logits = bench.alloc_random(DType::kF32, {m, kVocab}, 12.0f),
+                              .seen_begin = bench.alloc_i32(begin),
+                              .seen_ids = bench.alloc_i32(ids),
+                              .seen_counts = bench.alloc_i32(ids),
+                              .frequency_penalties = penalty,
+                              .presence_penalties = penalty,
+                              .repetition_penalties = penalty,
+                              .allowed = Tensor(bench.alloc_i32(every_other).raw(), DType::kI64, {m, words})};
+  bench.measure({.op = "adjust_logits", .m = m, .n = kVocab, .dtype = "f32"},
+                {.bytes = static_cast<double>(m) * (2.0 * kVocab + kVocab / 8.0 + 16.0 * kSeen)},
+                [&](cudaStream_t stream) { must(adjust_logits(stream, args)); });
+}
+
 void bench_log_probs(KernelBench& bench, int64_t m) {
   const LogProbsArgs args{.logits = bench.alloc_random(DType::kF32, {m, kVocab}, 12.0f),
                           .ids = Tensor(bench.alloc_i32(std::vector<int32_t>(m, 7)).raw(), DType::kI32, {m, 1}),
@@ -287,7 +310,8 @@ absl::Status bench_fused(KernelBench& bench) {
     }
   }
   for (const int64_t m : token_counts(kCombineTokens)) bench_combine(bench, m), bench.release();
-  for (const int64_t m : token_counts(kSampleRows)) bench_sample(bench, m), bench_log_probs(bench, m), bench.release();
+  for (const int64_t m : token_counts(kSampleRows))
+    bench_sample(bench, m), bench_log_probs(bench, m), bench_adjust_logits(bench, m), bench.release();
   return absl::OkStatus();
 }
 

@@ -1,4 +1,5 @@
 // What the operations of this folder refuse, without a GPU: every tensor wrong in turn, every limit by its message.
+#include "kernels/cuda/fused/adjust_logits.h"
 #include "kernels/cuda/fused/combine.h"
 #include "kernels/cuda/fused/expert_rows.h"
 #include "kernels/cuda/fused/gate.h"
@@ -325,6 +326,32 @@ TEST(FusedRefusals, GatherLatents) {
           "gather_latents: num_seqs 0, made for 1 to 1048576"}});
     EXPECT_TRUE(gather_latents(nullptr, make(0, dtype)).ok());
   }
+}
+
+TEST(FusedRefusals, AdjustLogits) {
+  using Args = AdjustLogitsArgs;
+  const auto make = [](int64_t rows, int64_t vocab) {
+    return Args{.logits = nowhere(kF32, {rows, vocab}),
+                .seen_begin = nowhere(kI32, {rows + 1}),
+                .seen_ids = nowhere(kI32, {9}),
+                .seen_counts = nowhere(kI32, {9}),
+                .frequency_penalties = nowhere(kF32, {rows}),
+                .presence_penalties = nowhere(kF32, {rows}),
+                .repetition_penalties = nowhere(kF32, {rows}),
+                .allowed = nowhere(DType::kI64, {rows, (vocab + 63) / 64})};
+  };
+  const ArgsRules<Args> rules("adjust_logits", adjust_logits, [&] { return make(6, 100); },
+                              {{.name = "logits", .member = &Args::logits, .rows_strided = true},
+                               {.name = "seen_begin", .member = &Args::seen_begin, .optional = true},
+                               {.name = "seen_ids", .member = &Args::seen_ids},
+                               {.name = "seen_counts", .member = &Args::seen_counts},
+                               {.name = "frequency_penalties", .member = &Args::frequency_penalties},
+                               {.name = "presence_penalties", .member = &Args::presence_penalties},
+                               {.name = "repetition_penalties", .member = &Args::repetition_penalties},
+                               {.name = "allowed", .member = &Args::allowed, .optional = true}});
+  rules.expect_refusals(
+      {{[&](Args& args) { args = make(6, 102); }, "adjust_logits: vocab 102, made for multiples of 4"}});
+  EXPECT_TRUE(adjust_logits(nullptr, make(0, 100)).ok());
 }
 
 TEST(FusedRefusals, LogProbs) {

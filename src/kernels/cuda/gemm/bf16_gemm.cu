@@ -4,6 +4,7 @@
 #include "kernels/cuda/gemm/bf16_gemm_kernel.cuh"
 #include "kernels/cuda/gemm/gemm_config.h"
 #include "kernels/cuda/gemm/launch.cuh"
+#include "tensor/cuda/device.h"
 #include "tensor/cuda/tensor_map.h"
 
 namespace moesaic::cuda {
@@ -59,10 +60,7 @@ absl::Status bf16_gemm(cudaStream_t stream, const Bf16GemmArgs& args) {
   check.matrix("y", args.y, y_dtype, m, n);
   MOESAIC_RETURN_IF_ERROR(check.status());
   if (m == 0) return absl::OkStatus();
-  int device = 0, num_sms = 0;
-  MOESAIC_RETURN_IF_ERROR(to_status(cudaGetDevice(&device), "bf16_gemm: the current device"));
-  MOESAIC_RETURN_IF_ERROR(to_status(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device),
-                                    "bf16_gemm: the number of SMs"));
+  MOESAIC_ASSIGN_OR_RETURN(const int num_sms, current_num_sms());
   const Bf16GemmConfig config = choose_bf16_gemm_config(m, n, k, num_sms);
   switch (config.tokens) {
     case 16:

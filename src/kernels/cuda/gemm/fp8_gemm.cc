@@ -6,7 +6,7 @@
 #include "kernels/cuda/args_check.h"
 #include "kernels/cuda/gemm/gemm_problem.h"
 #include "kernels/cuda/scales.h"
-#include "tensor/cuda/cuda_error.h"
+#include "tensor/cuda/device.h"
 
 namespace moesaic::cuda {
 namespace {
@@ -42,10 +42,7 @@ int64_t num_groups_of(int64_t size) {
 
 absl::Status choose_and_launch(cudaStream_t stream, const GemmProblem& problem, int64_t expected_rows) {
   if (problem.rows == 0) return absl::OkStatus();
-  int device = 0, num_sms = 0;
-  MOESAIC_RETURN_IF_ERROR(to_status(cudaGetDevice(&device), "FP8 GEMM: the current device"));
-  MOESAIC_RETURN_IF_ERROR(to_status(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device),
-                                    "FP8 GEMM: the number of SMs"));
+  MOESAIC_ASSIGN_OR_RETURN(const int num_sms, current_num_sms());
   const GemmShape shape = {.grouping = problem.grouping,
                            .rows = std::clamp<int64_t>(expected_rows, 1, problem.rows),
                            .n = problem.n,
@@ -130,21 +127,21 @@ absl::Status fp8_gemm_masked(cudaStream_t stream, const Fp8GemmMaskedArgs& args)
 
 absl::Status fp8_gemm_batched(cudaStream_t stream, const Fp8GemmBatchedArgs& args) {
   const int64_t m = args.x.dim(0), heads = args.w.dim(0), n = args.w.dim(1), k = args.w.dim(2);
-  const int64_t width = args.y.dim(2);
+  const int64_t width = args.y.dim(2), x_heads = args.x.dim(1) == k ? 1 : heads;
   GemmProblem problem = {.grouping = Grouping::kDense,
                          .rows = m,
                          .n = n,
                          .k = k,
                          .groups = heads,
                          .x_row_stride = args.x.row_stride(),
-                         .x_group_stride = k,
+                         .x_group_stride = x_heads == 1 ? 0 : k,
                          .y_row_stride = args.y.row_stride(),
                          .y_group_stride = width};
   ArgsCheck check("fp8_gemm_batched");
   check_sizes(check, problem);
-  check.matrix("x", args.x, DType::kE4M3, m, heads * k).tensor("y", args.y, DType::kBF16, {m, heads, width});
+  check.matrix("x", args.x, DType::kE4M3, m, x_heads * k).tensor("y", args.y, DType::kBF16, {m, heads, width});
   check.require(width >= n && width % 8 == 0, "heads of y at least n wide, divisible by 8");
-  const Shapes shapes = {.x_scales = {heads * num_groups_of(k), scale_row_stride(m)},
+  const Shapes shapes = {.x_scales = {x_heads * num_groups_of(k), scale_row_stride(m)},
                          .w = {heads, n, k},
                          .w_scales = {heads, num_groups_of(n), num_groups_of(k)}};
   check_operands(check, args, shapes, problem);

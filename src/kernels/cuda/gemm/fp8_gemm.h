@@ -53,11 +53,13 @@ struct Fp8GemmMaskedArgs {
 };
 absl::Status fp8_gemm_masked(cudaStream_t stream, const Fp8GemmMaskedArgs& args);
 
-// y[t, h] = W[h] x[t, h] for every head: the absorbed k_b and v_b of MLA. x is quantised as the matrix [m, heads * k].
-// y may have room beside each head's n columns, which is not written: k_b writes the first 512 of mla_decode's 576.
+// y[t, h] = W[h] x[t, h] for every head: the absorbed k_b and v_b of MLA; x is quantised as the matrix [m, heads * k].
+// Or y[t, h] = W[h] x[t], one x for all heads: kv_b, which makes keys and values of the cached latents. y may have room
+// beside each head's n columns, which is not written: k_b writes the first 512 of mla_decode's 576, kv_b the first 128
+// of mla_prefill's 192.
 struct Fp8GemmBatchedArgs {
-  Tensor x;         // [m, heads * k] e4m3, rows may be strided
-  Tensor x_scales;  // [heads * k / 128, scale_row_stride(m)] f32
+  Tensor x;         // [m, heads * k] or [m, k] e4m3, rows may be strided
+  Tensor x_scales;  // [columns of x / 128, scale_row_stride(m)] f32
   Tensor w;         // [heads, n, k] e4m3
   Tensor w_scales;  // [heads, ceil(n / 128), k / 128] f32
   Tensor y;         // [m, heads, >= n] bf16

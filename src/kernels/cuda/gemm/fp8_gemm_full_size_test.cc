@@ -29,7 +29,7 @@ class Fp8GemmFullSize : public test::CudaTest {
   Operands operands(const GemmCase& c) const {
     const bool masked = c.grouping == Grouping::kMasked, contiguous = c.grouping == Grouping::kContiguous;
     const int64_t matrices = masked ? c.groups : 1, rows = contiguous ? c.rows * c.groups : room(c);
-    const int64_t k = c.batched() ? c.groups * c.k : c.k, k_groups = k / kScaleGroup, stride = scale_row_stride(rows);
+    const int64_t k = c.x_columns(), k_groups = k / kScaleGroup, stride = scale_row_stride(rows);
     Operands result{values_.on_device(DType::kE4M3, {matrices, rows, k}),
                     scales_.on_device(DType::kF32, {matrices, k_groups, stride})};
     for (int64_t g = 0; g < c.groups && c.grouping != Grouping::kDense; ++g) {
@@ -84,7 +84,7 @@ class Fp8GemmFullSize : public test::CudaTest {
   double want(const GemmCase& c, const Operands& in, int64_t g, int64_t row, int64_t column) const {
     const int64_t rows = in.x.tensor.dim(1), k = in.x.tensor.dim(2), k_groups = c.k / kScaleGroup;
     const int64_t stride = in.scales.tensor.dim(2), n_blocks = (c.n + kScaleGroup - 1) / kScaleGroup;
-    const int64_t matrix = c.grouping == Grouping::kMasked ? g : 0, head = c.batched() ? g : 0;
+    const int64_t matrix = c.grouping == Grouping::kMasked ? g : 0, head = c.batched() && !c.one_x ? g : 0;
     const int64_t in_matrix = c.grouping == Grouping::kContiguous ? g * c.rows + row : row;
     double total = 0.0;
     for (int64_t i = 0; i < k_groups; ++i) {
@@ -151,7 +151,7 @@ class Fp8GemmFullSize : public test::CudaTest {
 TEST_F(Fp8GemmFullSize, TheBenchmarksShapes) {
   for (const GemmCase& c : gemm_cases()) {
     SCOPED_TRACE(testing::Message() << "grouping " << static_cast<int>(c.grouping) << ", " << c.groups << " x "
-                                    << c.rows << " rows, n " << c.n << " k " << c.k);
+                                    << c.rows << " rows, n " << c.n << " k " << c.k << (c.one_x ? ", one x" : ""));
     check(c);
   }
 }

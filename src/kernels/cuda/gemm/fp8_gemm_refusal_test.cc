@@ -110,6 +110,17 @@ TEST(Fp8GemmRefusals, Batched) {
                           },
                           "fp8_gemm_batched: made for heads of y at least n wide, divisible by 8"}});
   EXPECT_TRUE(fp8_gemm_batched(nullptr, make(0)).ok());
+  const auto one_x = [&](int64_t m) {
+    Args args = make(m);
+    args.x = nowhere(DType::kE4M3, {m, kK});
+    args.x_scales = nowhere(DType::kF32, {kKGroups, scale_row_stride(m)});
+    return args;
+  };
+  const ArgsRules<Args> of_one(
+      "fp8_gemm_batched", fp8_gemm_batched, [&] { return one_x(kRows); },
+      {{.name = "x", .member = &Args::x, .rows_strided = true}, {.name = "x_scales", .member = &Args::x_scales}});
+  of_one.expect_refusals({});
+  EXPECT_TRUE(fp8_gemm_batched(nullptr, one_x(0)).ok());
 }
 
 // Configurations that were not compiled: choose_gemm_config never names one (gemm_config_test.cc).

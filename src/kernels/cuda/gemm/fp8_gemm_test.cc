@@ -264,35 +264,42 @@ TEST_F(Fp8Gemm, MaskedGroups) {
   }
 }
 
+// With one_x kv_b: all heads have the same rows.
+void check_batched(cudaStream_t stream, int64_t m, int64_t n, int64_t k, bool one_x, uint64_t seed) {
+  SCOPED_TRACE(str_cat("m ", m, " n ", n, " k ", k, one_x ? " one x" : "", " seed ", seed));
+  Rng rng(seed);
+  const int64_t heads = 20, k_groups = k / 128, x_heads = one_x ? 1 : heads;
+  const Weights w(rng, heads, n, k);
+  const Rows rows(rng, 1, m, x_heads * k, std::vector<bool>(m, true));
+  const DeviceTensor x = test::upload(DType::kE4M3, {m, x_heads * k}, rows.values);
+  const DeviceTensor scales = test::upload(DType::kF32, {x_heads * k_groups, rows.stride}, rows.scales);
+  const int64_t width = n + (m % 3) * 64;  // k_b: 576 for 512
+  const DeviceTensor y = test::poisoned(DType::kBF16, {m, heads, width});
+  const absl::Status status = fp8_gemm_batched(
+      stream, {.x = x, .x_scales = scales, .w = w.values_on_device, .w_scales = w.scales_on_device, .y = y});
+  ASSERT_TRUE(status.ok()) << status.message();
+  const std::vector<uint16_t> all = test::download<uint16_t>(y);
+  std::vector<uint16_t> got;
+  for (int64_t head = 0; head < m * heads; ++head) {
+    const auto begin = all.begin() + head * width;
+    got.insert(got.end(), begin, begin + n);
+    ASSERT_EQ(std::count(begin + n, begin + width, 0xffff), width - n) << "beside head " << head;
+  }
+  for (int64_t t = 0; t < m; ++t) {
+    for (int64_t h = 0; h < heads; ++h) {
+      if (m > 200 && rng.below(16) != 0) continue;
+      const int64_t x_head = one_x ? 0 : h;
+      expect_row(got, t * heads + h, rows.values.data() + (t * x_heads + x_head) * k,
+                 rows.scales.data() + x_head * k_groups * rows.stride + t, rows.stride, w, h, rng);
+    }
+  }
+}
+
 TEST_F(Fp8Gemm, BatchedHeads) {
   uint64_t seed = 1;
   for (const auto& [n, k] : {std::pair<int64_t, int64_t>{512, 128}, {128, 512}}) {
-    for (int64_t m : {1, 16, 70, 128, 200}) {
-      SCOPED_TRACE(str_cat("m ", m, " n ", n, " k ", k, " seed ", seed));
-      Rng rng(seed++);
-      const int64_t heads = 20, k_groups = k / 128;
-      const Weights w(rng, heads, n, k);
-      const Rows rows(rng, 1, m, heads * k, std::vector<bool>(m, true));
-      const DeviceTensor x = test::upload(DType::kE4M3, {m, heads * k}, rows.values);
-      const DeviceTensor scales = test::upload(DType::kF32, {heads * k_groups, rows.stride}, rows.scales);
-      const int64_t width = n + (m % 3) * 64;  // k_b: 576 for 512
-      const DeviceTensor y = test::poisoned(DType::kBF16, {m, heads, width});
-      const absl::Status status = fp8_gemm_batched(
-          stream(), {.x = x, .x_scales = scales, .w = w.values_on_device, .w_scales = w.scales_on_device, .y = y});
-      ASSERT_TRUE(status.ok()) << status.message();
-      const std::vector<uint16_t> all = test::download<uint16_t>(y);
-      std::vector<uint16_t> got;
-      for (int64_t head = 0; head < m * heads; ++head) {
-        const auto begin = all.begin() + head * width;
-        got.insert(got.end(), begin, begin + n);
-        ASSERT_EQ(std::count(begin + n, begin + width, 0xffff), width - n) << "beside head " << head;
-      }
-      for (int64_t t = 0; t < m; ++t) {
-        for (int64_t h = 0; h < heads; ++h) {
-          expect_row(got, t * heads + h, rows.values.data() + (t * heads + h) * k,
-                     rows.scales.data() + h * k_groups * rows.stride + t, rows.stride, w, h, rng);
-        }
-      }
+    for (const int64_t m : {1, 16, 70, 128, 200, 700}) {
+      for (const bool one_x : {false, true}) check_batched(stream(), m, n, k, one_x, seed++);
     }
   }
 }

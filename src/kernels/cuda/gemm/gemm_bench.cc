@@ -27,8 +27,8 @@ GemmProblem make_problem(KernelBench& bench, const GemmCase& c) {
   p.groups = c.groups;
   const int64_t x_groups = contiguous ? 1 : c.groups;
   p.x = bench.alloc_random(DType::kE4M3, {x_groups * p.rows, c.k}, 400.0f).raw();
-  p.x_row_stride = c.batched() ? c.k * c.groups : c.k;
-  p.x_group_stride = c.batched() ? c.k : p.rows * c.k;
+  p.x_row_stride = c.x_columns();
+  p.x_group_stride = c.one_x ? 0 : c.batched() ? c.k : p.rows * c.k;
   p.x_scales = bench.alloc_random(DType::kF32, {num_scales(x_groups, p.rows, c.k)}, 0.005f).f32();
   p.w = bench.alloc_random(DType::kE4M3, {c.groups * c.n, c.k}, 400.0f).raw();
   p.w_scales = bench.alloc_random(DType::kF32, {c.groups * ((c.n + 127) / 128) * (c.k / 128)}, 0.005f).f32();
@@ -95,7 +95,7 @@ absl::Status bench_cases(KernelBench& bench, bool sweep) {
   for (const GemmCase& c : gemm_cases()) {
     const GemmProblem problem = make_problem(bench, c);
     const double rows = static_cast<double>(c.rows) * c.groups;
-    const double bytes = rows * c.k + static_cast<double>(c.groups) * c.n * c.k + 2.0 * rows * c.n;
+    const double bytes = (c.one_x ? c.rows : rows) * c.k + static_cast<double>(c.groups) * c.n * c.k + 2.0 * rows * c.n;
     const GemmConfig choice = chosen(bench, c);
     std::vector<GemmConfig> configs = {choice};
     if (sweep) configs = candidates(c);

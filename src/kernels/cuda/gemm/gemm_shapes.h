@@ -15,8 +15,10 @@ struct GemmCase {
   int64_t rows;  // of each group
   int64_t n;
   int64_t k;
-  int64_t groups;  // dense: heads
+  int64_t groups;      // dense: heads
+  bool one_x = false;  // the heads' rows are the same
   bool batched() const { return grouping == Grouping::kDense && groups > 1; }
+  int64_t x_columns() const { return batched() && !one_x ? groups * k : k; }
 };
 
 inline constexpr int64_t kMaskedRoom = 4096;  // rows that a masked group has room for
@@ -47,6 +49,7 @@ inline std::vector<GemmCase> gemm_cases() {
     all.push_back({Grouping::kDense, m, 512, 128, 128});
     all.push_back({Grouping::kDense, m, 128, 512, 128});
   }
+  all.push_back({Grouping::kDense, 4096, 128, 512, 128, /*one_x=*/true});  // keys, or values, by kv_b
   return all;
 }
 
