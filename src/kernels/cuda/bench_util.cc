@@ -254,7 +254,7 @@ Tensor KernelBench::alloc_random(DType dtype, Shape shape, float scale) {
 
 Tensor KernelBench::alloc_i32(const std::vector<int32_t>& values) {
   const Tensor tensor = alloc(DType::kI32, {static_cast<int64_t>(values.size())});
-  MOESAIC_CUDA_CHECK(cudaMemcpy(tensor.raw(), values.data(), values.size() * 4, cudaMemcpyHostToDevice));
+  buffers_.back().upload(values.data(), values.size() * sizeof(int32_t));
   return tensor;
 }
 

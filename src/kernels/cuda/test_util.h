@@ -113,6 +113,7 @@ class Periodic {
       MOESAIC_CUDA_CHECK(cudaMemcpy(data + filled, data, more, cudaMemcpyDeviceToDevice));
       filled += more;
     }
+    MOESAIC_CUDA_CHECK(cudaDeviceSynchronize());
     return tensor;
   }
 

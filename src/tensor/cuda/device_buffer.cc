@@ -41,6 +41,9 @@ Tensor DeviceBuffer::tensor(DType dtype, Shape shape) const {
 void DeviceBuffer::upload(const void* host, int64_t num_bytes) {
   MOESAIC_CHECK_LE(num_bytes, num_bytes_);
   MOESAIC_CUDA_CHECK(cudaMemcpy(data_, host, num_bytes, cudaMemcpyHostToDevice));
+  // From pageable memory cudaMemcpy may return when the bytes are staged (CUDA runtime API, "API synchronization
+  // behavior"): streams that do not wait for the default stream would read what was there before.
+  MOESAIC_CUDA_CHECK(cudaStreamSynchronize(nullptr));
 }
 
 void DeviceBuffer::download(void* host, int64_t num_bytes) const {

@@ -1,6 +1,7 @@
 // The bytes that each operation must move are each input read once and each output written once.
 #include "kernels/cuda/fused/fused_bench.h"
 
+#include <bit>
 #include <functional>
 #include <string>
 #include <vector>
@@ -20,7 +21,6 @@
 #include "kernels/cuda/fused/sample.h"
 #include "kernels/cuda/fused/silu_mul.h"
 #include "kernels/cuda/scales.h"
-#include "tensor/cuda/cuda_error.h"
 
 namespace moesaic::cuda {
 namespace {
@@ -235,10 +235,8 @@ void bench_combine(KernelBench& bench, int64_t m) {
 void bench_sample(KernelBench& bench, int64_t m) {
   const Tensor logits = bench.alloc_random(DType::kF32, {m, kVocab}, 12.0f);
   const auto filled = [&](float value) {
-    const Tensor tensor = bench.alloc(DType::kF32, {m});
-    const std::vector<float> values(m, value);
-    MOESAIC_CUDA_CHECK(cudaMemcpy(tensor.raw(), values.data(), m * 4, cudaMemcpyHostToDevice));
-    return tensor;
+    const Tensor bits = bench.alloc_i32(std::vector<int32_t>(m, std::bit_cast<int32_t>(value)));
+    return Tensor(bits.raw(), DType::kF32, {m});
   };
   const Tensor zeros = bench.alloc_i32(std::vector<int32_t>(m, 0)),
                fifty = bench.alloc_i32(std::vector<int32_t>(m, 50));

@@ -31,6 +31,7 @@ class Bf16Gemm : public test::CudaTest {
       }
     }
     MOESAIC_CUDA_CHECK(cudaMemset(x.tensor.row<uint16_t>(m), 0xff, x_width * 2));
+    MOESAIC_CUDA_CHECK(cudaDeviceSynchronize());
     const absl::Status status = bf16_gemm(
         stream(),
         {.x = x.tensor.rows(0, m).cols(beside, beside + k), .w = w, .y = y.tensor.rows(0, m).cols(beside, beside + n)});

@@ -38,6 +38,7 @@ class Fp8GemmFullSize : public test::CudaTest {
       float* scales = result.scales.tensor.f32() + (masked ? g * k_groups * stride + live : first);
       MOESAIC_CUDA_CHECK(cudaMemset2D(scales, stride * 4, 0xff, dead * 4, k_groups));
     }
+    MOESAIC_CUDA_CHECK(cudaDeviceSynchronize());
     return result;
   }
 
