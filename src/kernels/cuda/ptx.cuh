@@ -40,14 +40,16 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, int num_bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(num_bytes) : "memory");
 }
-// Arrives on the same barrier of block `rank` of the cluster. It tells that shared memory was read, and orders no
-// writes: a release at cluster scope costs a fence of all of memory.
-__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
-  asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
+// The address in block `rank` of the cluster of what lies at `address` in this one.
+__device__ __forceinline__ uint32_t address_in_block(uint32_t address, uint32_t rank) {
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+// Arrives on a barrier of any block of the cluster, at an address of address_in_block. It tells that shared memory was
+// read, and orders no writes: a release at cluster scope costs a fence of all of memory.
+__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // Waits for the end of the phase of this parity.
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
@@ -238,6 +240,16 @@ __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// Two f32 in one 64-bit value.
+__device__ __forceinline__ uint64_t pack_f32x2(float lo, float hi) {
+  uint64_t packed;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(packed) : "f"(lo), "f"(hi));
+  return packed;
+}
+__device__ __forceinline__ void unpack_f32x2(uint64_t packed, float& lo, float& hi) {
+  asm("mov.b64 {%0, %1}, %2;" : "=f"(lo), "=f"(hi) : "l"(packed));
 }
 
 // (lo, hi) as two bf16, rounded to nearest even.

@@ -31,12 +31,17 @@ struct ManyRowsShared {
   static constexpr int kTileColumns = kByRows ? kN : 2 * kN;
   static constexpr int kStageW = kTileColumns * 128;
   static constexpr int kStageScales = kTileRows * 4;
+  // A stage of the ring: rows, columns, the rows' scales, two barriers. One offset finds all of it.
+  static constexpr int kW = kStageX;
+  static constexpr int kScales = kW + kStageW;
+  static constexpr int kFull = kScales + kStageScales;
+  static constexpr int kEmpty = kFull + 8;
+  static constexpr int kStage = kScales + 1024;
   static constexpr int kOutWave = 64 * kN * 2;  // bf16 results of a warpgroup and wave
   static constexpr int kOut = 2 * kWaves * kOutWave;
-  static constexpr int kBarriers = 256;
-  static constexpr int kFixed = kOut + kBarriers + 1024;
-  static constexpr int kStages = (232448 - kFixed) / (kStageX + kStageW + kStageScales);
-  static constexpr int kBytes = kFixed + kStages * (kStageX + kStageW + kStageScales);
+  static constexpr int kStages = (232448 - 1024 - kOut) / kStage;
+  static constexpr int kRing = kStages * kStage;
+  static constexpr int kBytes = 1024 + kRing + kOut;
 };
 
 struct RowTile {
@@ -128,14 +133,6 @@ class RowTileWalk {
   int first_item_ = 0;
 };
 
-// What a math warp needs of one k group.
-struct GroupOperands {
-  WgmmaOperand x, w;   // the first 64 rows and the warpgroup's columns
-  float scale[2][2];   // [wave][upper or lower of a thread's two rows]: x scale * weight scale
-  float scale2[2][2];  // the same with the second block of weight scales
-  uint32_t empty;      // barrier to arrive at when the group has been read
-};
-
 // Starts acc = 64 rows of x times the transposed columns of w.
 template <int kN>
 __device__ inline void start_rows(float (&acc)[kN / 2], WgmmaOperand x, WgmmaOperand w) {
@@ -147,17 +144,22 @@ __device__ inline void start_rows(float (&acc)[kN / 2], WgmmaOperand x, WgmmaOpe
   pin(acc);
 }
 
-// sums += acc, scaled; the first kFirst times 8 columns have the first scales.
-template <int kN, int kFirst>
-__device__ inline void add_rows(float (&sums)[kN / 2], const float (&acc)[kN / 2], const float (&scale)[2],
-                                const float (&scale2)[2]) {
+// What a thread's two rows of 64 by kN products are multiplied with: for 128 columns one pair, for 192 one for each 64
+// columns. Pairs, because from single values the compiler makes an order of additions that takes 192 columns 1 to 2 %
+// longer.
+template <int kN>
+struct RowScales {
+  uint64_t of[kN == 128 ? 1 : 3];
+};
+
+// sums += acc, scaled.
+template <int kN>
+__device__ inline void add_rows(float (&sums)[kN / 2], const float (&acc)[kN / 2], const RowScales<kN>& scales) {
 #pragma unroll
-  for (int unit = 0; unit < kN / 8; ++unit) {
-    const bool first = unit < kFirst;
-    sums[unit * 4 + 0] += acc[unit * 4 + 0] * (first ? scale[0] : scale2[0]);
-    sums[unit * 4 + 1] += acc[unit * 4 + 1] * (first ? scale[0] : scale2[0]);
-    sums[unit * 4 + 2] += acc[unit * 4 + 2] * (first ? scale[1] : scale2[1]);
-    sums[unit * 4 + 3] += acc[unit * 4 + 3] * (first ? scale[1] : scale2[1]);
+  for (int i = 0; i < kN / 2; ++i) {
+    float upper, lower;
+    unpack_f32x2(scales.of[kN == 128 ? 0 : i / 32], upper, lower);
+    sums[i] += acc[i] * (i / 2 % 2 == 0 ? upper : lower);
   }
 }
 
@@ -200,16 +202,10 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
                      const __grid_constant__ CUtensorMap scale_map, const __grid_constant__ CUtensorMap w_map,
                      const __grid_constant__ CUtensorMap y_map) {
   using Shared = ManyRowsShared<kN>;
-  constexpr int kStages = Shared::kStages;
   constexpr uint32_t kStageBytes = Shared::kStageX + Shared::kStageW + Shared::kStageScales;
   extern __shared__ uint8_t shared_raw[];
-  const uint32_t base = (shared_address(shared_raw) + 1023) / 1024 * 1024;
-  const uint32_t x_ring = base;
-  const uint32_t w_ring = x_ring + kStages * Shared::kStageX;
-  const uint32_t out = w_ring + kStages * Shared::kStageW;
-  const uint32_t scale_ring = out + Shared::kOut;
-  const uint32_t full = scale_ring + kStages * Shared::kStageScales;
-  const uint32_t empty = full + kStages * 8;
+  const uint32_t ring = (shared_address(shared_raw) + 1023) / 1024 * 1024;
+  const uint32_t out = ring + Shared::kRing;
 
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   const int lane = threadIdx.x % 32;
@@ -219,9 +215,9 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
     prefetch_tensor_map(&scale_map);
     prefetch_tensor_map(&w_map);
     prefetch_tensor_map(&y_map);
-    for (int i = 0; i < kStages; ++i) {
-      barrier_init(full + i * 8, 1);
-      barrier_init(empty + i * 8, 2 * 8);  // the math warps of both blocks
+    for (uint32_t stage = ring; stage < out; stage += Shared::kStage) {
+      barrier_init(stage + Shared::kFull, 1);
+      barrier_init(stage + Shared::kEmpty, 2 * 8);  // the math warps of both blocks
     }
     barrier_init_fence();
   }
@@ -229,11 +225,12 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
 
   RowTileWalk<kGrouping, kShare, Shared::kTileColumns> walk(args, rank);
   RowTile tile;
-  int stage = 0;
+  uint32_t at = 0;  // this stage's offset in the ring
   uint32_t phase = 0;
   const auto advance = [&] {
-    if (++stage == kStages) {
-      stage = 0;
+    at += Shared::kStage;
+    if (at == Shared::kRing) {
+      at = 0;
       phase ^= 1;
     }
   };
@@ -245,16 +242,14 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
         const bool active = is_active<kGrouping>(args, tile), shared = is_shared<kGrouping>(tile);
         const int x_group = kGrouping == Grouping::kContiguous ? 0 : tile.group;
         for (int g = 0; g < args.k_groups; ++g, advance()) {
-          const uint32_t ready = full + stage * 8;
-          const uint32_t x = x_ring + stage * Shared::kStageX;
-          const uint32_t w = w_ring + stage * Shared::kStageW;
-          barrier_wait_short(empty + stage * 8, phase ^ 1);
+          const uint32_t x = ring + at, w = x + Shared::kW, ready = x + Shared::kFull;
+          barrier_wait_short(x + Shared::kEmpty, phase ^ 1);
           if (!active) {
             barrier_arrive(ready);
             continue;
           }
           barrier_expect(ready, kStageBytes);
-          tma_load_3d(scale_ring + stage * Shared::kStageScales, &scale_map, tile.row, g, x_group, ready);
+          tma_load_3d(x + Shared::kScales, &scale_map, tile.row, g, x_group, ready);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const uint32_t x_half = x + half * Shared::kStageX / 2;
@@ -279,9 +274,13 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
     more_registers<232>();
     const int warpgroup = warp / 4;
     const int first_row = Shared::kByRows ? warpgroup * 64 : 0;
-    const WgmmaOperand x_first = wgmma_operand(x_ring + first_row * 128);
     const int first_column = Shared::kByRows ? 0 : warpgroup * kN;
-    const WgmmaOperand w_first = wgmma_operand(w_ring + first_column * 128);
+    const WgmmaOperand x_first = wgmma_operand(ring + first_row * 128);
+    const WgmmaOperand w_first = wgmma_operand(ring + Shared::kW + first_column * 128);
+    const uint32_t scales_first = ring + Shared::kScales + (first_row + warp % 4 * 16 + lane / 4) * 4;
+    const uint32_t full_first = ring + Shared::kFull;
+    // Lanes 0 and 1 tell both blocks that a stage was read.
+    const uint32_t empty_first = address_in_block(ring + Shared::kEmpty, lane % 2);
     const uint32_t group_out = out + warpgroup * Shared::kWaves * Shared::kOutWave;
     const bool leads = threadIdx.x % 128 == 0;  // this warpgroup's stores
     const int n_blocks = (args.n + 127) / 128;
@@ -296,26 +295,8 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       const int64_t second = column / 128 + 1 < n_blocks ? block + 1 : block;
       w_scales2.start(args.w_scales + second * args.k_groups, 0, args.k_groups);
     };
-    // Waits for k group `g` and gathers what its multiplication needs. Called while the group before is multiplied, so
-    // that only its additions lie between two multiplications: with more, both warpgroups together could not keep the
-    // tensor cores busy.
-    const auto prepare = [&](int g) {
-      GroupOperands operands;
-      const float w_scale = w_scales.get(g);
-      const float w_scale2 = kN != 128 ? w_scales2.get(g) : w_scale;
-      barrier_wait_short(full + stage * 8, phase);
-      const uint32_t x_scales = scale_ring + stage * Shared::kStageScales + (first_row + warp % 4 * 16 + lane / 4) * 4;
-#pragma unroll
-      for (int i = 0; i < 2 * Shared::kWaves; ++i) {
-        const float x_scale = load_shared_f32(x_scales + i / 2 * 256 + i % 2 * 32);
-        operands.scale[i / 2][i % 2] = x_scale * w_scale;
-        operands.scale2[i / 2][i % 2] = x_scale * w_scale2;
-      }
-      operands.x = x_first + stage * Shared::kStageX;
-      operands.w = w_first + stage * Shared::kStageW;
-      operands.empty = empty + stage * 8;
-      advance();
-      return operands;
+    const auto release = [&](uint32_t stage) {
+      if (lane < 2) barrier_arrive_at(empty_first + stage);
     };
     bool more = walk.next(tile);
     if (more) start_scales(tile);
@@ -325,8 +306,8 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       const int column = tile.column + first_column;
       if (!is_active<kGrouping>(args, tile) || column >= args.n) {
         for (int g = 0; g < args.k_groups; ++g, advance()) {
-          barrier_wait_short(full + stage * 8, phase);
-          if (lane < 2) barrier_arrive_at(empty + stage * 8, lane);
+          barrier_wait_short(full_first + at, phase);
+          release(at);
         }
         more_follow = walk.next(following);
         if (more_follow) start_scales(following);
@@ -344,42 +325,60 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       }
       const bool starts_in_half = column % 128 != 0;
       float sums[Shared::kWaves][kN / 2] = {};
-      GroupOperands now = prepare(0);
       if (kGrouping == Grouping::kContiguous) more_follow = walk.next(following);  // its ids are loaded meanwhile
-      // One k group. While the last multiplication runs, `meanwhile` does all that is needed later.
-      const auto step = [&](const auto& meanwhile) {
+      barrier_wait_short(full_first + at, phase);
+      WgmmaOperand x_at = {x_first.low + at / 16}, w_at = {w_first.low + at / 16};
+      // K group `g`, whose operands have arrived. Between two multiplications lie only the additions: with more, both
+      // warpgroups together could not keep the tensor cores busy. While the last multiplication of a group runs,
+      // `meanwhile` does what is needed later.
+      const auto multiply = [&](int g, const auto& meanwhile) {
+        const WgmmaOperand x = x_at, w = w_at;
+        const uint32_t stage = at;
         float acc[kN / 2];
-        start_rows<kN>(acc, now.x, now.w);
+        start_rows<kN>(acc, x, w);
+        const float w_scale = w_scales.get(g);
+        RowScales<kN> scales[Shared::kWaves];
+        [[maybe_unused]] const float w_scale2 = kN == 128 ? 0.0f : w_scales2.get(g);
+#pragma unroll
+        for (int i = 0; i < Shared::kWaves; ++i) {
+          const float upper = load_shared_f32(scales_first + stage + i * 256);
+          const float lower = load_shared_f32(scales_first + stage + i * 256 + 32);
+          auto& of = scales[i].of;
+          of[0] = pack_f32x2(upper * w_scale, lower * w_scale);
+          if constexpr (kN != 128) {
+            of[2] = pack_f32x2(upper * w_scale2, lower * w_scale2);
+            const float w_scale1 = starts_in_half ? w_scale2 : w_scale;
+            of[1] = pack_f32x2(upper * w_scale1, lower * w_scale1);
+          }
+        }
         if constexpr (Shared::kWaves == 2) {
           wgmma_wait<0>();
           pin(acc);
-          add_rows<kN, kN / 8>(sums[0], acc, now.scale[0], now.scale2[0]);
-          start_rows<kN>(acc, now.x + 64 * 128, now.w);
+          add_rows<kN>(sums[0], acc, scales[0]);
+          start_rows<kN>(acc, x + 64 * 128, w);
         }
-        const GroupOperands next = meanwhile();
+        advance();
+        x_at.low = x_first.low + at / 16;
+        w_at.low = w_first.low + at / 16;
+        meanwhile();
         wgmma_wait<0>();
         pin(acc);
-        if (lane < 2) barrier_arrive_at(now.empty, lane);
-        constexpr int kLast = Shared::kWaves - 1;
-        if (kN != 128 && starts_in_half) {
-          add_rows<kN, 8>(sums[kLast], acc, now.scale[kLast], now.scale2[kLast]);
-        } else {
-          add_rows<kN, 16>(sums[kLast], acc, now.scale[kLast], now.scale2[kLast]);
-        }
-        now = next;
+        release(stage);
+        add_rows<kN>(sums[Shared::kWaves - 1], acc, scales[Shared::kWaves - 1]);
       };
-      for (int g = 1; g < args.k_groups;) {
-        if (g % 32 == 0) {
+      const int last = args.k_groups - 1;
+      for (int first = 0; first < last; first += 32) {
+        const int count = min(last - first, 32);
+#pragma unroll(kN == 128 ? 2 : 1)
+        for (int i = 0; i < count; ++i) multiply(i, [&] { barrier_wait_short(full_first + at, phase); });
+        if (count == 32) {
           w_scales.advance();
           if (kN != 128) w_scales2.advance();
         }
-        const int end = min(args.k_groups, (g / 32 + 1) * 32);
-        for (; g < end; ++g) step([&] { return prepare(g); });
       }
-      step([&] {
+      multiply(last, [&] {
         if (kGrouping != Grouping::kContiguous) more_follow = walk.next(following);
         if (more_follow) start_scales(following);
-        return now;
       });
       int row_end = tile.group_rows;
       if (kGrouping == Grouping::kContiguous) {
