@@ -73,6 +73,16 @@ std::optional<GemmConfig> choose_small_tiles(const GemmShape& shape) {
   return std::nullopt;
 }
 
+// Tiles of 128 rows that an SM computes one after another: results of one leave while the next is loaded. Of 64 or 128
+// columns, whichever ends sooner.
+GemmConfig choose_rounds(const GemmShape& shape) {
+  const auto columns_in_turn = [&](int64_t columns) {
+    return ceil_div(ceil_div(shape.n, columns), shape.num_sms) * columns;
+  };
+  const int columns = columns_in_turn(64) < columns_in_turn(128) ? 64 : 128;
+  return {.kernel = GemmKernel::kFewRows, .tokens = 128, .columns = columns, .split = 1};
+}
+
 }  // namespace
 
 GemmConfig choose_gemm_config(const GemmShape& shape) {
@@ -81,10 +91,10 @@ GemmConfig choose_gemm_config(const GemmShape& shape) {
   if (shape.rows > kMaxFewRows && num_pairs(shape, 256, Share::kWeights) * 4 > shape.num_sms) {
     return choose_many_rows(shape, Share::kWeights);
   }
-  // One tile of 128 rows, and columns enough for most SMs: the tensor cores are the limit after all.
+  // One tile of 128 rows, and columns enough for most SMs.
   const bool dense = shape.grouping == Grouping::kDense;
   if (dense && shape.rows > 64 && shape.groups * (shape.n / 256) * 10 >= shape.num_sms * 7) {
-    return choose_many_rows(shape, Share::kRows);
+    return shape.groups > 1 ? choose_many_rows(shape, Share::kRows) : choose_rounds(shape);
   }
   GemmConfig config = {.kernel = GemmKernel::kFewRows, .tokens = 8, .columns = 64, .split = 1};
   while (config.tokens < std::min(shape.rows, kMaxFewRows)) config.tokens *= 2;

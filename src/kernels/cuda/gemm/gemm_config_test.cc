@@ -58,8 +58,8 @@ TEST(GemmConfig, HalvesOf128RowsWhereTheyReadNoMore) {
 TEST(GemmConfig, TilesThatFillTheLastRound) {
   EXPECT_EQ(choose_gemm_config(dense(4096, 4096, 7168)).tile_columns, 256);
   EXPECT_EQ(choose_gemm_config(dense(4096, 2112, 7168)).tile_columns, 192);
-  EXPECT_EQ(choose_gemm_config(dense(128, 24576, 1536)).tile_columns, 192);  // 128 tiles, one for each SM
-  EXPECT_EQ(choose_gemm_config(dense(128, 32768, 512)).tile_columns, 256);
+  EXPECT_EQ(choose_gemm_config(dense(128, 24576, 1536)), few_rows(128, 64, 1));  // 384 tiles, three rounds
+  EXPECT_EQ(choose_gemm_config(dense(128, 32768, 512)), few_rows(128, 128, 1));  // 256, two rounds
   GemmShape masked = dense(1024, 7168, 2048);
   masked.grouping = Grouping::kMasked;
   masked.groups = 2;
