@@ -313,6 +313,11 @@ __device__ __forceinline__ float4 load_shared_f32x4(uint32_t address) {
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
+__device__ __forceinline__ void store_shared_f32x4(uint32_t address, const float* values) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(values[0]), "f"(values[1]),
+               "f"(values[2]), "f"(values[3])
+               : "memory");
+}
 __device__ __forceinline__ void store_shared_f32x2(uint32_t address, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
 }

@@ -4,9 +4,14 @@
 // W are wgmma's M, which is 64 at least, rows of x its N, which may be 8. From 64 on rows are M: a thread has two of
 // them, hence two scales, instead of a quarter of all.
 //
+// Where an SM has one small tile, two warpgroups divide its k groups (`kParts`): one alone spends longer on the steps
+// of a product, which follow one another, than its operands take to arrive.
+//
 // With `split` > 1, a cluster of that many blocks shares a tile: each takes a run of k groups, and SplitSums adds them
 // in the order of k: the same bits in every run. Then a cluster has one tile; without, blocks walk over tiles.
 #pragma once
+
+#include <algorithm>
 
 #include "kernels/cuda/gemm/kernel_args.h"
 #include "kernels/cuda/gemm/split_sums.cuh"
@@ -16,31 +21,33 @@
 
 namespace moesaic::cuda {
 
-template <int kTokens, int kColumns>
+template <int kTokens, int kColumns, int kParts>
 struct FewRowsShared {
   static constexpr bool kRowsAreM = kTokens >= 64;
   // A warpgroup has 64 columns and all rows, or, of 128 rows, 64 and all columns.
   static constexpr bool kByRows = kTokens == 128;
-  static constexpr int kWarpgroups = kByRows || kColumns == 128 ? 2 : 1;
+  static constexpr int kTileWarpgroups = kByRows || kColumns == 128 ? 2 : 1;
+  static constexpr int kWarpgroups = kTileWarpgroups * kParts;
   static constexpr int kN = !kRowsAreM ? kTokens : kByRows || kColumns < 64 ? kColumns : 64;
   // Large tiles get most of an SM's registers, through setmaxnreg, which counts in warpgroups; others share the SM with
   // more blocks.
   static constexpr bool kWholeSm = kTokens >= 64 && kColumns == 128;
-  static constexpr int kBlocksPerSm = kTokens == 128 || kWholeSm || kColumns == 32 ? 1
-                                      : kTokens == 64 || kColumns == 128           ? 2
-                                                                                   : 3;
+  static constexpr int kBlocksPerSm = kTokens == 128 || kWholeSm || kParts > 1 ? 1
+                                      : kTokens == 64 || kColumns == 128       ? 2
+                                                                               : 3;
   static constexpr int kThreads = kWarpgroups * 128 + (kWholeSm ? 128 : 32);
   static constexpr int kStageX = kTokens * 128;
   static constexpr int kStageW = kColumns * 128;
   static constexpr int kStageScales = (kTokens * 4 + 127) / 128 * 128;
   static constexpr int kStage = kStageX + kStageW + kStageScales;
-  static constexpr int kOutWarp = kTokens < 32 ? kTokens * 32 : 1024;  // results of a math warp, or a part of them
-  static constexpr int kOut = kWarpgroups * 4 * kOutWarp;
-  static constexpr int kBarriers = 256;
+  // A math warp's results, or some of them; before, its sums of the second part.
+  static constexpr int kOutWarp = kTokens < 32 ? kTokens * 32 : kParts > 1 ? kN * 64 : 1024;
+  static constexpr int kOut = kTileWarpgroups * 4 * kOutWarp;
+  static constexpr int kBarriers = 384;
   static constexpr int kFixed = kOut + kBarriers + 1024;
   static constexpr int kBudget = (233472 / kBlocksPerSm - 1024) / 1024 * 1024;  // 228 KB, 1 KB of each block taken
   static constexpr int kFit = (kBudget - kFixed) / kStage;
-  static constexpr int kStages = kFit < 14 ? kFit : 14;
+  static constexpr int kStages = std::min(kFit, 20);
   static constexpr int kBytes = kFixed + kStages * kStage;
   // Sums of a split tile and what is received of others lie in the ring: rows of kColumns f32, 4 more so that warps
   // store without bank conflicts.
@@ -192,13 +199,13 @@ __device__ inline void start_multiply(float (&acc)[kN / 2], uint32_t m, uint32_t
   pin(acc);
 }
 
-template <int kTokens, int kColumns, Grouping kGrouping>
-__global__ void __launch_bounds__(FewRowsShared<kTokens, kColumns>::kThreads,
-                                  FewRowsShared<kTokens, kColumns>::kBlocksPerSm)
+template <int kTokens, int kColumns, int kParts, Grouping kGrouping>
+__global__ void __launch_bounds__(FewRowsShared<kTokens, kColumns, kParts>::kThreads,
+                                  FewRowsShared<kTokens, kColumns, kParts>::kBlocksPerSm)
     few_rows_kernel(const __grid_constant__ KernelArgs args, const __grid_constant__ CUtensorMap x_map,
                     const __grid_constant__ CUtensorMap scale_map, const __grid_constant__ CUtensorMap w_map,
                     const int split, const int share) {
-  using Shared = FewRowsShared<kTokens, kColumns>;
+  using Shared = FewRowsShared<kTokens, kColumns, kParts>;
   constexpr int kStages = Shared::kStages;
   constexpr int kWarpgroups = Shared::kWarpgroups;
   constexpr int kN = Shared::kN;
@@ -213,7 +220,7 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kColumns>::kThreads,
   const uint32_t full = out + Shared::kOut;
   const uint32_t empty = full + kStages * 8;
   const uint32_t received = empty + kStages * 8;
-  constexpr int kReady = 1, kSummed = 2;  // named barriers
+  constexpr int kReady = 1, kSummed = 2, kPartDone = 3;  // named barriers
 
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   const int lane = threadIdx.x % 32;
@@ -228,12 +235,15 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kColumns>::kThreads,
   ColumnTile tile;
   int stage = 0;
   uint32_t phase = 0;
-  const auto advance = [&] {
-    if (++stage == kStages) {
-      stage = 0;
+  const auto advance = [&](int by) {
+    stage += by;
+    if (stage >= kStages) {
+      stage -= kStages;
       phase ^= 1;
     }
   };
+  // Each part is a run of k groups; they are loaded in turns.
+  const auto part_begin = [&](int p) { return k_begin + ((k_end - k_begin) * p + kParts - 1) / kParts; };
 
   if (warp >= kWarpgroups * 4) {
     if constexpr (Shared::kWholeSm) fewer_registers<40>();
@@ -242,7 +252,7 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kColumns>::kThreads,
       if (elected) {
         for (int i = 0; i < kStages; ++i) {
           barrier_init(full + i * 8, 1);
-          barrier_init(empty + i * 8, kWarpgroups * 4);
+          barrier_init(empty + i * 8, Shared::kTileWarpgroups * 4);
         }
         barrier_init(received, 1);
         barrier_init_fence();
@@ -251,13 +261,15 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kColumns>::kThreads,
       named_arrive(kReady, kMathThreads + 32);
       if (elected) {
         while (walk.next(tile)) {
-          for (int g = k_begin; g < k_end; ++g, advance()) {
+          for (int i = 0; i < k_end - k_begin; ++i, advance(1)) {
+            const int g = part_begin(i % kParts) + i / kParts;
             const uint32_t ready = full + stage * 8;
             barrier_wait_short(empty + stage * 8, phase ^ 1);
             barrier_expect(ready, kStageBytes);
             const uint32_t w = w_ring + stage * Shared::kStageW;
-            // Read once. A masked GEMM's weights, many times L2, come faster without the hint.
-            if (kGrouping == Grouping::kDense && tile.rows <= kTokens) {
+            // Read once, or by blocks that run at the same time. A masked GEMM's weights, many times L2, come faster
+            // without the hint.
+            if (kGrouping == Grouping::kDense) {
               tma_load_3d(w, &w_map, g * 128, tile.column, tile.group, ready, kEvictFirst);
             } else {
               tma_load_3d(w, &w_map, g * 128, tile.column, tile.group, ready);
@@ -279,13 +291,18 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kColumns>::kThreads,
 
   if constexpr (Shared::kWholeSm) more_registers<232>();
   named_sync(kReady, kMathThreads + 32);
-  // Where the warpgroup's part of a tile begins, and the warp's.
-  const int first_row = Shared::kByRows ? warp / 4 * 64 : 0;
-  const int first_column = Shared::kByRows ? 0 : warp / 4 * 64;
+  const int part = kParts > 1 ? warp / 4 : 0, tile_warp = kParts > 1 ? warp % 4 : warp;
+  const int part_end = part_begin(part + 1);
+  k_begin = part_begin(part);
+  k_end = part_end;
+  stage = part;
+  // Where the warpgroup's piece of a tile begins, and the warp's.
+  const int first_row = Shared::kByRows ? tile_warp / 4 * 64 : 0;
+  const int first_column = Shared::kByRows ? 0 : tile_warp / 4 * 64;
   const int warp_row = first_row + (Shared::kRowsAreM ? warp % 4 * 16 : 0);
   const int warp_column = first_column + (Shared::kRowsAreM ? 0 : warp % 4 * 16);
   const int n_blocks = (args.n + 127) / 128;
-  int done = 0;  // the stage that is given back next
+  int done = part;  // the stage that is given back next
   while (walk.next(tile)) {
     const int block = min((tile.column + first_column) / 128, n_blocks - 1);
     WeightScales w_scales;
@@ -300,7 +317,7 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kColumns>::kThreads,
       } else {
         start_multiply<kN>(acc, w, x);
       }
-      advance();
+      advance(kParts);
     };
     const auto finish = [&](float(&acc)[kN / 2], int g) {
       pin(acc);
@@ -314,7 +331,8 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kColumns>::kThreads,
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(empty + done * 8);
-      done = done + 1 == kStages ? 0 : done + 1;
+      done += kParts;
+      if (done >= kStages) done -= kStages;
     };
     float acc[kN / 2], other[kN / 2];
     int g = k_begin;
@@ -337,8 +355,26 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kColumns>::kThreads,
       wgmma_wait<0>();
       finish(acc, g);
     }
+    const uint32_t warp_out = out + tile_warp * Shared::kOutWarp;
+    if constexpr (kParts > 1) {
+      const uint32_t at = warp_out + lane * 16;
+      if (part > 0) {
+#pragma unroll
+        for (int i = 0; i < kN / 2; i += 4) store_shared_f32x4(at + i * 128, &sums[i]);
+      }
+      named_sync(kPartDone, kMathThreads);
+      if (part > 0 && split == 1) break;
+#pragma unroll
+      for (int i = 0; i < kN / 2; i += 4) {
+        const float4 second = load_shared_f32x4(at + i * 128);
+        sums[i] += second.x;
+        sums[i + 1] += second.y;
+        sums[i + 2] += second.z;
+        sums[i + 3] += second.w;
+      }
+      __syncwarp();
+    }
     if (split == 1) {
-      const uint32_t warp_out = out + warp * Shared::kOutWarp;
       if constexpr (Shared::kRowsAreM) {
         write_rows<kN>(args, tile, sums, warp_out, tile.row + warp_row, tile.column + warp_column);
       } else {
@@ -348,17 +384,19 @@ __global__ void __launch_bounds__(FewRowsShared<kTokens, kColumns>::kThreads,
     }
     cluster_arrive();  // this block's ring is free
     named_sync(kSummed, kMathThreads);
+    if (part == 0) {
 #pragma unroll
-    for (int i = 0; i < kN / 2; i += 2) {
-      // wgmma leaves a thread two neighbours in N of two rows of M.
-      const int m = lane / 4 + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2;
-      if constexpr (Shared::kRowsAreM) {
-        const uint32_t to = base + (warp_row + m) * Shared::kSumPitch + (warp_column + n) * 4;
-        store_shared_f32x2(to, sums[i], sums[i + 1]);
-      } else {
-        const uint32_t to = base + n * Shared::kSumPitch + (warp_column + m) * 4;
-        store_shared_f32(to, sums[i]);
-        store_shared_f32(to + Shared::kSumPitch, sums[i + 1]);
+      for (int i = 0; i < kN / 2; i += 2) {
+        // wgmma leaves a thread two neighbours in N of two rows of M.
+        const int m = lane / 4 + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2;
+        if constexpr (Shared::kRowsAreM) {
+          const uint32_t to = base + (warp_row + m) * Shared::kSumPitch + (warp_column + n) * 4;
+          store_shared_f32x2(to, sums[i], sums[i + 1]);
+        } else {
+          const uint32_t to = base + n * Shared::kSumPitch + (warp_column + m) * 4;
+          store_shared_f32(to, sums[i]);
+          store_shared_f32(to + Shared::kSumPitch, sums[i + 1]);
+        }
       }
     }
     fence_async_shared();

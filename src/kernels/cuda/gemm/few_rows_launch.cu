@@ -7,27 +7,42 @@
 namespace moesaic::cuda {
 namespace {
 
-template <int kTokens, int kColumns, Grouping kGrouping>
+template <int kTokens, int kColumns, int kParts, Grouping kGrouping>
 absl::Status launch(cudaStream_t stream, const GemmProblem& problem, int split, int num_sms) {
-  using Shared = FewRowsShared<kTokens, kColumns>;
+  using Shared = FewRowsShared<kTokens, kColumns, kParts>;
+  const int64_t most = kGrouping == Grouping::kDense ? std::min<int64_t>(kMaxSplit, problem.k / 128 / kParts) : 1;
+  if (split < 1 || split > most) {
+    return absl::InvalidArgumentError(str_cat("few_rows_kernel: split of ", split, ", expected 1 to ", most, " for k ",
+                                              problem.k, " and ", kColumns, " columns"));
+  }
   MOESAIC_ASSIGN_OR_RETURN(const GemmMaps maps, make_gemm_maps(problem, kTokens, kTokens, kColumns));
   const int64_t tiles =
       (problem.rows + kTokens - 1) / kTokens * ((problem.n + kColumns - 1) / kColumns) * problem.groups;
-  const int64_t blocks = split > 1 ? tiles * split : std::min<int64_t>(tiles, num_sms * Shared::kBlocksPerSm);
-  return launch_clusters(stream, few_rows_kernel<kTokens, kColumns, kGrouping>, static_cast<int>(blocks),
+  const int64_t blocks = split * kParts > 1 ? tiles * split : std::min<int64_t>(tiles, num_sms * Shared::kBlocksPerSm);
+  return launch_clusters(stream, few_rows_kernel<kTokens, kColumns, kParts, kGrouping>, static_cast<int>(blocks),
                          Shared::kThreads, Shared::kBytes, split, kernel_args(problem), maps.x, maps.scales, maps.w,
                          split, (kTokens + split - 1) / split);
 }
 
 template <int kTokens, Grouping kGrouping>
 absl::Status launch_columns(cudaStream_t stream, const GemmProblem& problem, const GemmConfig& config, int num_sms) {
-  if (config.columns == 64) return launch<kTokens, 64, kGrouping>(stream, problem, config.split, num_sms);
-  if (config.columns == 128) return launch<kTokens, 128, kGrouping>(stream, problem, config.split, num_sms);
   if constexpr (kTokens == 64 && kGrouping == Grouping::kDense) {
-    if (config.columns == 32) return launch<kTokens, 32, kGrouping>(stream, problem, config.split, num_sms);
+    if (config.parts == 2 && config.columns == 32) {
+      return launch<kTokens, 32, 2, kGrouping>(stream, problem, config.split, num_sms);
+    }
+    if (config.parts == 2 && config.columns == 64) {
+      return launch<kTokens, 64, 2, kGrouping>(stream, problem, config.split, num_sms);
+    }
+  }
+  if (config.parts == 1 && config.columns == 64) {
+    return launch<kTokens, 64, 1, kGrouping>(stream, problem, config.split, num_sms);
+  }
+  if (config.parts == 1 && config.columns == 128) {
+    return launch<kTokens, 128, 1, kGrouping>(stream, problem, config.split, num_sms);
   }
   return absl::UnimplementedError(str_cat("few_rows_kernel: no code for ", config.tokens, " rows by ", config.columns,
-                                          " columns; there is 64 and 128, and 32 for 64 rows, dense"));
+                                          " columns in ", config.parts, " parts; there is 64 and 128 columns in one, ",
+                                          "and 32 and 64 in two for 64 rows, dense"));
 }
 
 template <Grouping kGrouping>
@@ -51,11 +66,6 @@ absl::Status launch_tokens(cudaStream_t stream, const GemmProblem& problem, cons
 }  // namespace
 
 absl::Status launch_few_rows(cudaStream_t stream, const GemmProblem& problem, const GemmConfig& config, int num_sms) {
-  const int64_t most = problem.grouping == Grouping::kDense ? std::min<int64_t>(kMaxSplit, problem.k / 128) : 1;
-  if (config.split < 1 || config.split > most) {
-    return absl::InvalidArgumentError(
-        str_cat("few_rows_kernel: split of ", config.split, ", expected 1 to ", most, " for k ", problem.k));
-  }
   switch (problem.grouping) {
     case Grouping::kDense:
       return launch_tokens<Grouping::kDense>(stream, problem, config, num_sms);

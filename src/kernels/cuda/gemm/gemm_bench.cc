@@ -48,7 +48,7 @@ std::string describe(const GemmConfig& c) {
   if (c.kernel == GemmKernel::kManyRows) {
     return str_cat("many ", c.tile_columns, c.share == Share::kWeights ? " weights" : " rows");
   }
-  return str_cat("few t", c.tokens, " c", c.columns, " split", c.split);
+  return str_cat("few t", c.tokens, " c", c.columns, " split", c.split, " parts", c.parts);
 }
 
 GemmConfig chosen(const KernelBench& bench, const GemmCase& c) {
@@ -75,16 +75,17 @@ std::vector<GemmConfig> candidates(const GemmCase& c) {
   if (c.grouping == Grouping::kContiguous || c.rows > 256) return all;
   int most = 8;
   while (most < std::min<int64_t>(c.rows, 128)) most *= 2;
-  for (int columns : {32, 64, 128}) {
+  for (const auto& [columns, parts] : {std::pair<int, int>{32, 2}, {64, 2}, {64, 1}, {128, 1}}) {
     for (int tokens = most; tokens >= std::max(8, most / (c.rows > 16 ? 4 : 1)); tokens /= 2) {
-      if (columns == 32 && (tokens != 64 || c.grouping != Grouping::kDense)) continue;
+      if (parts == 2 && (tokens != 64 || c.grouping != Grouping::kDense)) continue;
       for (int split = 1; split <= 8; ++split) {
         const int64_t tiles = (c.n + columns - 1) / columns * ((c.rows + tokens - 1) / tokens) * c.groups;
-        if (split > c.k / 128) continue;
+        if (split * parts > c.k / 128) continue;
         if (split > 1 && (c.grouping != Grouping::kDense || c.groups > 1)) continue;
         if (tiles * split < 64 && split < 8) continue;
         if (split > 1 && tiles * split > 400) continue;
-        all.push_back({.kernel = GemmKernel::kFewRows, .tokens = tokens, .columns = columns, .split = split});
+        all.push_back(
+            {.kernel = GemmKernel::kFewRows, .tokens = tokens, .columns = columns, .split = split, .parts = parts});
       }
     }
   }

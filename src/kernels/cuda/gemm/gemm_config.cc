@@ -1,6 +1,7 @@
 #include "kernels/cuda/gemm/gemm_config.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace moesaic::cuda {
 namespace {
@@ -51,6 +52,37 @@ int choose_split(const GemmShape& shape, int tokens, int64_t tiles) {
   return static_cast<int>(split);
 }
 
+// Tiles of 64 rows, one an SM, where they take up most SMs with little or no split: more loads than large ones, less to
+// add between blocks. Two warpgroups divide their k groups.
+std::optional<GemmConfig> choose_small_tiles(const GemmShape& shape) {
+  GemmConfig config = {.kernel = GemmKernel::kFewRows, .tokens = 64, .parts = 2};
+  const auto tiles = [&](int64_t columns) { return ceil_div(shape.rows, 64) * ceil_div(shape.n, columns); };
+  const int64_t split = std::min(shape.num_sms / tiles(32), shape.k / 256);
+  if (split >= 1 && split <= 3 && tiles(32) <= clusters_at_once(shape.num_sms, split) &&
+      tiles(32) * split * 10 >= shape.num_sms * 7) {
+    config.columns = 32;
+    config.split = static_cast<int>(split);
+    return config;
+  }
+  if (shape.rows > 64 && shape.rows <= 128 && shape.k >= 4096 && tiles(64) <= shape.num_sms &&
+      tiles(64) * 10 >= shape.num_sms * 8) {
+    config.columns = 64;
+    config.split = 1;
+    return config;
+  }
+  return std::nullopt;
+}
+
+// Tiles of 128 rows that an SM computes one after another: results of one leave while the next is loaded. Of 64 or 128
+// columns, whichever ends sooner.
+GemmConfig choose_rounds(const GemmShape& shape) {
+  const auto columns_in_turn = [&](int64_t columns) {
+    return ceil_div(ceil_div(shape.n, columns), shape.num_sms) * columns;
+  };
+  const int columns = columns_in_turn(64) < columns_in_turn(128) ? 64 : 128;
+  return {.kernel = GemmKernel::kFewRows, .tokens = 128, .columns = columns, .split = 1};
+}
+
 }  // namespace
 
 GemmConfig choose_gemm_config(const GemmShape& shape) {
@@ -59,10 +91,10 @@ GemmConfig choose_gemm_config(const GemmShape& shape) {
   if (shape.rows > kMaxFewRows && num_pairs(shape, 256, Share::kWeights) * 4 > shape.num_sms) {
     return choose_many_rows(shape, Share::kWeights);
   }
-  // One tile of 128 rows, and columns enough for most SMs: the tensor cores are the limit after all.
+  // One tile of 128 rows, and columns enough for most SMs.
   const bool dense = shape.grouping == Grouping::kDense;
   if (dense && shape.rows > 64 && shape.groups * (shape.n / 256) * 10 >= shape.num_sms * 7) {
-    return choose_many_rows(shape, Share::kRows);
+    return shape.groups > 1 ? choose_many_rows(shape, Share::kRows) : choose_rounds(shape);
   }
   GemmConfig config = {.kernel = GemmKernel::kFewRows, .tokens = 8, .columns = 64, .split = 1};
   while (config.tokens < std::min(shape.rows, kMaxFewRows)) config.tokens *= 2;
@@ -74,13 +106,9 @@ GemmConfig choose_gemm_config(const GemmShape& shape) {
   const auto tiles = [&] {
     return ceil_div(shape.rows, config.tokens) * ceil_div(shape.n, config.columns) * shape.groups;
   };
-  // Small tiles where they take up the SMs with little or no split: more loads, less to add between blocks.
-  const int64_t small_tiles = ceil_div(shape.rows, 64) * ceil_div(shape.n, 32);
-  const int64_t small_split = std::min(shape.num_sms / small_tiles, shape.k / 128);
-  if (config.tokens >= 64 && shape.groups == 1 && small_split >= 1 && small_split <= 3 &&
-      small_tiles <= clusters_at_once(shape.num_sms, small_split) &&
-      small_tiles * small_split * 10 >= shape.num_sms * 8) {
-    return {.kernel = GemmKernel::kFewRows, .tokens = 64, .columns = 32, .split = static_cast<int>(small_split)};
+  if (config.tokens >= 64 && shape.groups == 1) {
+    const std::optional<GemmConfig> small = choose_small_tiles(shape);
+    if (small) return *small;
   }
   const auto split = [&] { return shape.groups > 1 ? 1 : choose_split(shape, config.tokens, tiles()); };
   config.split = split();

@@ -24,10 +24,12 @@ struct GemmConfig {
   // Many rows: tiles of 128 rows by 256 or 192 columns, in clusters of two blocks.
   int tile_columns = 0;
   Share share = Share::kWeights;
-  // Few rows: tiles of `tokens` rows by `columns` columns; `split` blocks share the k of a tile.
+  // Few rows: tiles of `tokens` rows by `columns` columns; `split` blocks share the k of a tile, `parts` warpgroups of
+  // a block its k groups.
   int tokens = 0;
   int columns = 0;
   int split = 0;
+  int parts = 1;
   bool operator==(const GemmConfig&) const = default;
 };
 

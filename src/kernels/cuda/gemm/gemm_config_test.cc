@@ -30,22 +30,24 @@ TEST(GemmConfig, DecodeShapesKeepEverySmReading) {
   EXPECT_EQ(choose_gemm_config(dense(64, 7168, 16384)).split, 2);  // 112, two blocks an SM
 }
 
-GemmConfig few_rows(int tokens, int columns, int split) {
-  return {.kernel = GemmKernel::kFewRows, .tokens = tokens, .columns = columns, .split = split};
+GemmConfig few_rows(int tokens, int columns, int split, int parts = 1) {
+  return {.kernel = GemmKernel::kFewRows, .tokens = tokens, .columns = columns, .split = split, .parts = parts};
 }
 
-// A cluster's SMs are of one GPC: 33 clusters of 4 or 24 of 5 do not run at once.
+// A cluster's SMs are of one GPC: 20 clusters of 6 do not run at once.
 TEST(GemmConfig, SplitsOf128RowsRunAtOnce) {
-  EXPECT_EQ(choose_gemm_config(dense(128, 1536, 7168)), few_rows(128, 64, 4));
-  EXPECT_EQ(choose_gemm_config(dense(128, 4096, 7168)), few_rows(128, 64, 2));
+  EXPECT_EQ(choose_gemm_config(dense(128, 1280, 7168)), few_rows(128, 64, 5));
+  EXPECT_EQ(choose_gemm_config(dense(128, 3072, 7168)), few_rows(128, 64, 2));
   EXPECT_EQ(choose_gemm_config(dense(128, 7168, 16384)), few_rows(128, 128, 2));
 }
 
 TEST(GemmConfig, SmallTilesThatFillTheSms) {
-  EXPECT_EQ(choose_gemm_config(dense(64, 4096, 7168)), few_rows(64, 32, 1));   // 128 tiles
-  EXPECT_EQ(choose_gemm_config(dense(64, 2112, 7168)), few_rows(64, 32, 2));   // 66
-  EXPECT_EQ(choose_gemm_config(dense(128, 2112, 7168)), few_rows(64, 32, 1));  // 132
-  EXPECT_EQ(choose_gemm_config(dense(128, 576, 7168)), few_rows(64, 32, 3));   // 36
+  EXPECT_EQ(choose_gemm_config(dense(64, 4096, 7168)), few_rows(64, 32, 1, 2));   // 128 tiles
+  EXPECT_EQ(choose_gemm_config(dense(64, 2112, 7168)), few_rows(64, 32, 2, 2));   // 66
+  EXPECT_EQ(choose_gemm_config(dense(128, 2112, 7168)), few_rows(64, 32, 1, 2));  // 132
+  EXPECT_EQ(choose_gemm_config(dense(128, 576, 7168)), few_rows(64, 32, 3, 2));   // 36
+  EXPECT_EQ(choose_gemm_config(dense(128, 1536, 7168)), few_rows(64, 32, 1, 2));  // 96
+  EXPECT_EQ(choose_gemm_config(dense(128, 4096, 7168)), few_rows(64, 64, 1, 2));  // 128
 }
 
 // Two blocks of 64 rows an SM, where there would be one of 128.
@@ -56,8 +58,8 @@ TEST(GemmConfig, HalvesOf128RowsWhereTheyReadNoMore) {
 TEST(GemmConfig, TilesThatFillTheLastRound) {
   EXPECT_EQ(choose_gemm_config(dense(4096, 4096, 7168)).tile_columns, 256);
   EXPECT_EQ(choose_gemm_config(dense(4096, 2112, 7168)).tile_columns, 192);
-  EXPECT_EQ(choose_gemm_config(dense(128, 24576, 1536)).tile_columns, 192);  // 128 tiles, one for each SM
-  EXPECT_EQ(choose_gemm_config(dense(128, 32768, 512)).tile_columns, 256);
+  EXPECT_EQ(choose_gemm_config(dense(128, 24576, 1536)), few_rows(128, 64, 1));  // 384 tiles, three rounds
+  EXPECT_EQ(choose_gemm_config(dense(128, 32768, 512)), few_rows(128, 128, 1));  // 256, two rounds
   GemmShape masked = dense(1024, 7168, 2048);
   masked.grouping = Grouping::kMasked;
   masked.groups = 2;
@@ -79,9 +81,16 @@ TEST(GemmConfig, AnyShape) {
     if (config.kernel == GemmKernel::kFewRows) {
       EXPECT_NE(shape.grouping, Grouping::kContiguous);
       EXPECT_TRUE(config.tokens >= 8 && config.tokens <= 128);
-      EXPECT_TRUE(config.columns == 64 || config.columns == 128 || (config.columns == 32 && config.tokens == 64));
+      if (config.parts == 1) {
+        EXPECT_TRUE(config.columns == 64 || config.columns == 128);
+      } else {
+        EXPECT_EQ(config.parts, 2);
+        EXPECT_EQ(config.tokens, 64);
+        EXPECT_TRUE(config.columns == 32 || config.columns == 64);
+        EXPECT_EQ(shape.grouping, Grouping::kDense);
+      }
       EXPECT_GE(config.split, 1);
-      EXPECT_LE(config.split, std::min<int64_t>(8, shape.k / 128));
+      EXPECT_LE(config.split, std::min<int64_t>(8, shape.k / 128 / config.parts));
       EXPECT_TRUE(config.split == 1 || (shape.grouping == Grouping::kDense && shape.groups == 1));
     } else {
       const int columns = config.tile_columns;
