@@ -7,15 +7,18 @@
 //   kRows, kStages; Stage and Query, types in shared memory; Maps, the tensor maps;
 //   load_query, load_block          by the loading thread
 //   begin_item, query_read          by the math threads: Q is there; this warpgroup has read it for the last time
-//   scores, store_p, values         S^T, P^T to shared memory, O^T += V^T P^T
-//   kAdjacent, kUnit                whether the products' rows r and r + 8 are adjacent latents (2 r and 2 r + 1 of
-//   16), or r
-//                                   and r + 8; what O^T has to be multiplied by
+//   scores, store_p, values         S^T, with the unit of the block's latents, P^T to shared memory, O^T += V^T P^T
+//   kAdjacent                       whether the products' rows r and r + 8 are adjacent latents (2 r and 2 r + 1 of
+//                                   16), or r and r + 8
+//   kHeadroom                       log2 of P's largest value where a row's maximum is as it was set
+//
+// A row's maximum changes only where a block exceeds it by more than kNarrowSlack (log2): O^T is seldom scaled.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/mla/decode_kernels.h"
+#include "kernels/cuda/mla/f16_latents.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "tensor/cuda/cuda_error.h"
@@ -24,6 +27,8 @@ namespace moesaic::cuda {
 
 constexpr int kNarrowThreads = 384;     // warpgroups 0 and 1 compute, the first thread of 2 loads
 constexpr float kNarrowNoMax = -1e30f;  // finite: exp2(-inf - kNarrowNoMax) is 0
+
+constexpr float kNarrowSlack = 8.0f;
 
 enum NarrowBarrier { kWarpgroup = 1, kBoth = 3 };  // kWarpgroup + 0 and + 1: one warpgroup
 
@@ -94,10 +99,12 @@ __device__ __forceinline__ void narrow_mask(const NarrowMath<Format>& math, floa
   }
 }
 
-// Maxima over the block's keys, merged into `max`; `factor` is for what was summed so far.
+// Maxima over the block's keys, merged into `max`. Where one changes, for all threads of the warpgroup alike, the
+// result is true and `factor` is for what was summed so far.
 template <typename Format>
-__device__ __forceinline__ void narrow_max(NarrowMath<Format>& math, const float (&s)[Format::kRows / 2],
-                                           float (&max)[Format::kRows / 4], float (&factor)[Format::kRows / 4]) {
+__device__ __forceinline__ bool narrow_max(NarrowMath<Format>& math, const float (&s)[Format::kRows / 2],
+                                           const LatentUnit& unit, float (&max)[Format::kRows / 4],
+                                           float (&factor)[Format::kRows / 4]) {
   constexpr int kColumns = Format::kRows / 4;
   float best[kColumns];
 #pragma unroll
@@ -114,6 +121,7 @@ __device__ __forceinline__ void narrow_max(NarrowMath<Format>& math, const float
     }
   }
   named_sync(kWarpgroup + math.warpgroup, 128);
+  bool changed = false;
 #pragma unroll
   for (int c = 0; c < kColumns; c += 2) {
     float2 value = {-INFINITY, -INFINITY};
@@ -124,39 +132,42 @@ __device__ __forceinline__ void narrow_max(NarrowMath<Format>& math, const float
     }
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const float before = max[c + e];
-      max[c + e] = fmaxf(before, (e == 0 ? value.x : value.y) * math.scale[c + e]);
-      factor[c + e] = exp2_approx(before - max[c + e]);
+      const float largest = fmaf(e == 0 ? value.x : value.y, math.scale[c + e], unit.exponent - Format::kHeadroom);
+      const bool exceeds = largest > max[c + e] + kNarrowSlack;
+      factor[c + e] = exceeds ? exp2_approx(max[c + e] - largest) : 1.0f;
+      if (exceeds) max[c + e] = largest;
+      changed |= exceeds;
     }
   }
+  return __any_sync(0xffffffff, changed);
 }
 
-// s = exp2(s scale - max), added to `sum`.
+// s = exp2(s scale + exponent - max), added to `sum`.
 template <typename Format>
 __device__ __forceinline__ void narrow_exponentials(const NarrowMath<Format>& math, float (&s)[Format::kRows / 2],
-                                                    const float (&max)[Format::kRows / 4],
+                                                    const LatentUnit& unit, const float (&max)[Format::kRows / 4],
                                                     float (&sum)[Format::kRows / 4]) {
 #pragma unroll
-  for (int i = 0; i < Format::kRows / 2; ++i) {
-    const int c = i / 4 * 2 + i % 2;
-    s[i] = exp2_approx(fmaf(s[i], math.scale[c], -max[c]));
-    sum[c] += s[i];
+  for (int c = 0; c < Format::kRows / 4; ++c) {
+    float part = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float& value = s[c / 2 * 4 + 2 * i + c % 2];
+      value = exp2_approx(fmaf(value, math.scale[c], unit.exponent - max[c]));
+      part += value;
+    }
+    sum[c] = fmaf(part, unit.inverse, sum[c]);
   }
 }
 
-// P^T, here as factor(i) s with i = 0, 1 for the thread's two keys, to shared memory as [rows][64 keys] of bf16.
-template <int kRows, typename Factor>
-__device__ __forceinline__ void store_transposed(uint32_t to, const float (&s)[kRows / 2], int warp, int lane,
-                                                 const Factor& factor) {
+// P^T, pairs of rows in p[2 j + i], i = 0, 1 for the thread's two keys, to shared memory as [rows][64 keys] of 16 bits.
+template <int kRows>
+__device__ __forceinline__ void store_transposed(uint32_t to, const uint32_t (&p)[kRows / 4], int warp, int lane) {
 #pragma unroll
   for (int j = 0; j < kRows / 8; j += 2) {  // matrices: keys 0-7 and 8-15 of rows 8 j .., then of rows 8 (j + 1) ..
     const int row = 8 * j + lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
-    uint32_t m[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      m[i] = pack_bf16(s[4 * j + 2 * i] * factor(i % 2), s[4 * j + 2 * i + 1] * factor(i % 2));
-    }
-    store_matrices_transposed(to + row * 128 + ((chunk ^ (row & 7)) * 16), m[0], m[1], m[2], m[3]);
+    store_matrices_transposed(to + row * 128 + ((chunk ^ (row & 7)) * 16), p[2 * j], p[2 * j + 1], p[2 * j + 2],
+                              p[2 * j + 3]);
   }
 }
 
@@ -293,20 +304,21 @@ __device__ __forceinline__ void narrow_item(NarrowMath<Format>& math, const Narr
     stage = (first + b) % kStages;
     float s[kRows / 2], factor[kColumns];
     barrier_wait(shared_address(&math.shared.full[stage]), (first + b) / kStages & 1);
-    Format::scores(math, s, stage);
+    const LatentUnit unit = Format::scores(math, s, stage, task.kv_len - first_key);
     if (b + 2 >= task.num_blocks) Format::query_read(math);
     narrow_mask(math, s, task, first_key);
-    narrow_max(math, s, max, factor);
+    if (narrow_max(math, s, unit, max, factor)) {
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) sum[c] *= factor[c];
-    narrow_exponentials(math, s, max, sum);
-    Format::store_p(math, s, stage, task.kv_len - first_key);
-    fence_async_shared();
+      for (int c = 0; c < kColumns; ++c) sum[c] *= factor[c];
 #pragma unroll
-    for (int t = 0; t < 8; ++t) {
+      for (int t = 0; t < 8; ++t) {
 #pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) o[t][i] *= factor[i / 4 * 2 + i % 2];
+        for (int i = 0; i < kRows / 2; ++i) o[t][i] *= factor[i / 4 * 2 + i % 2];
+      }
     }
+    narrow_exponentials(math, s, unit, max, sum);
+    Format::store_p(math, s, unit, stage, task.kv_len - first_key);
+    fence_async_shared();
     named_sync(kWarpgroup + math.warpgroup, 128);
     Format::values(math, o, stage);
     if (b + 2 < task.num_blocks) narrow_release(math, &math.shared.empty[stage]);
@@ -319,7 +331,7 @@ __device__ __forceinline__ void narrow_item(NarrowMath<Format>& math, const Narr
   float factor[kColumns];
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
-    factor[c] = sum[c] > 0.0f ? Format::kUnit / sum[c] : 0.0f;
+    factor[c] = sum[c] > 0.0f ? 1.0f / sum[c] : 0.0f;
     const int row = narrow_column(math.lane, c);
     if (slot >= 0 && math.warpgroup == 0 && math.warp == 0 && math.lane < 4 && row < task.num_rows) {
       math.params.partial_lse[int64_t{slot} * math.params.partial_rows + task.first_row + row] =
