@@ -32,6 +32,18 @@ constexpr float kNarrowSlack = 8.0f;
 
 enum NarrowBarrier { kWarpgroup = 1, kBoth = 3 };  // kWarpgroup + 0 and + 1: one warpgroup
 
+// Where the count-th block of a thread block goes. Each `full` barrier is one warpgroup's: whoever waits for a phase
+// must have seen the one before, or takes the last but one for it. With an odd number of stages a stage's blocks go to
+// both warpgroups in turn, so there are twice as many barriers.
+template <typename Format>
+struct NarrowPlace {
+  static constexpr int kFull = Format::kStages % 2 == 0 ? Format::kStages : 2 * Format::kStages;
+  int full, stage;
+  uint32_t full_parity;
+  __device__ __forceinline__ explicit NarrowPlace(int count)
+      : full(count % kFull), stage(full % Format::kStages), full_parity(count / kFull & 1) {}
+};
+
 template <typename Format>
 struct NarrowShared {
   typename Format::Stage stages[Format::kStages];
@@ -39,7 +51,7 @@ struct NarrowShared {
   float max[2][4][Format::kRows];  // of the keys of each warp
   float sum[2][4][Format::kRows];
   float other_max[2][Format::kRows], other_sum[2][Format::kRows];
-  uint64_t q_full, q_empty, full[Format::kStages], empty[Format::kStages];
+  uint64_t q_full, q_empty, full[NarrowPlace<Format>::kFull], empty[Format::kStages];
 };
 
 struct NarrowTask {
@@ -301,9 +313,10 @@ __device__ __forceinline__ void narrow_item(NarrowMath<Format>& math, const Narr
 #pragma unroll 1
   for (int b = math.warpgroup; b < task.num_blocks; b += 2) {
     const int first_key = (task.first_block + b) * 64;
-    stage = (first + b) % kStages;
+    const NarrowPlace<Format> place(first + b);
+    stage = place.stage;
     float s[kRows / 2], factor[kColumns];
-    barrier_wait(shared_address(&math.shared.full[stage]), (first + b) / kStages & 1);
+    barrier_wait(shared_address(&math.shared.full[place.full]), place.full_parity);
     const LatentUnit unit = Format::scores(math, s, stage, task.kv_len - first_key);
     if (b + 2 >= task.num_blocks) Format::query_read(math);
     narrow_mask(math, s, task, first_key);
@@ -357,10 +370,8 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   if (threadIdx.x == 0) {
     barrier_init(shared_address(&shared.q_full), 1);
     barrier_init(shared_address(&shared.q_empty), 8);
-    for (int stage = 0; stage < Format::kStages; ++stage) {
-      barrier_init(shared_address(&shared.full[stage]), 1);
-      barrier_init(shared_address(&shared.empty[stage]), 4);
-    }
+    for (uint64_t& full : shared.full) barrier_init(shared_address(&full), 1);
+    for (uint64_t& empty : shared.empty) barrier_init(shared_address(&empty), 4);
     barrier_init_fence();
   }
   __syncthreads();
@@ -381,10 +392,11 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
       const int num_blocks = item.block_end - item.block_begin;
       int next_row = num_blocks > 0 ? table[0] * 64 : 0;
       for (int b = 0; b < num_blocks; ++b, ++taken) {
-        const int stage = taken % Format::kStages, row = next_row;
+        const NarrowPlace<Format> place(taken);
+        const int row = next_row;
         if (b + 1 < num_blocks) next_row = table[b + 1] * 64;  // arrives meanwhile
-        barrier_wait(shared_address(&shared.empty[stage]), (taken / Format::kStages & 1) ^ 1);
-        Format::load_block(maps, shared.stages[stage], row, shared_address(&shared.full[stage]));
+        barrier_wait(shared_address(&shared.empty[place.stage]), (taken / Format::kStages & 1) ^ 1);
+        Format::load_block(maps, shared.stages[place.stage], row, shared_address(&shared.full[place.full]));
         if (b == 0)
           Format::load_query(maps, shared, item.q_begin * params.num_heads + tile * Format::kRows, num_queries++);
       }
