@@ -46,20 +46,20 @@ __device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
   return product;
 }
 
-// The bits of the largest of four scales; the scales of keys that do not exist may be anything.
+// The bits of the largest of four scales' magnitudes; the scales of keys that do not exist may be anything.
 __device__ __forceinline__ uint32_t largest_scale(const float4& scales, bool exists) {
-  const uint32_t largest = max(max(__float_as_uint(scales.x), __float_as_uint(scales.y)),
-                               max(__float_as_uint(scales.z), __float_as_uint(scales.w)));
-  return exists ? largest : 0;
+  const float largest = fmaxf(fmaxf(fabsf(scales.x), fabsf(scales.y)), fmaxf(fabsf(scales.z), fabsf(scales.w)));
+  return exists ? __float_as_uint(largest) : 0;
 }
 
 // Of a block whose largest scale has these bits: exponent, at least -60, so that sums of P' 2^-exponent stay finite,
-// power (2^exponent) and inverse (2^-exponent). Where latents are not FP8, the exponent is 0.
+// and at most 126 (the scale may be infinity or NaN), power (2^exponent) and inverse (2^-exponent). Where latents are
+// not FP8, the exponent is 0.
 struct LatentUnit {
   float exponent = 0.0f, power = 1.0f, inverse = 1.0f;
 };
 __device__ __forceinline__ LatentUnit latent_unit(uint32_t largest) {
-  const uint32_t biased = max(largest >> 23, 67u);
+  const uint32_t biased = min(max(largest >> 23, 67u), 253u);
   return {static_cast<float>(static_cast<int>(biased) - 127), __uint_as_float(biased << 23),
           __uint_as_float((254 - biased) << 23)};
 }

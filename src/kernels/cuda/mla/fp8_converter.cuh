@@ -97,7 +97,7 @@ class Fp8Converter {
   // Before a block's first half is converted; the scales came with that half. Scales of keys from `num_keys` on may be
   // anything. Sets the block's unit.
   __device__ __forceinline__ void prepare(const Layout& at, int which, int num_keys) {
-    const uint32_t own = max(__float_as_uint(scale_.x), __float_as_uint(scale_.y));
+    const uint32_t own = __float_as_uint(fmaxf(fabsf(scale_.x), fabsf(scale_.y)));
     const uint32_t largest = __reduce_max_sync(0xffffffff, thread_ / 2 < num_keys ? own : 0);
     if (thread_ % 32 == 0) store_shared_u32(at.largest() + thread_ / 32 * 4, largest);
     named_sync(kConverter, 128);
