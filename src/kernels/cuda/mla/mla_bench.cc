@@ -10,11 +10,14 @@ namespace {
 
 constexpr float kScale = 0.1147f;  // YaRN's 0.0721 * 1.5896 of DeepSeek-V3
 
-// FP8 rows of random values; their scales are of ordinary size.
+// FP8 rows of random values; their scales are of ordinary size, in [2^-9, 2^-8).
 Tensor random_rows(KernelBench& bench, DType dtype, int64_t num_rows) {
   if (dtype == DType::kBF16) return bench.alloc_random(dtype, {num_rows, kMlaLatentDim + kMlaRopeDim});
   const Tensor rows = bench.alloc_random(dtype, {num_rows, kMlaFp8RowBytes}, 448.0f);
-  const Tensor scales = bench.alloc_random(DType::kF32, {num_rows, 4}, 1.0f / 448);
+  Rng rng(448);
+  std::vector<int32_t> scale_bits(num_rows * 4);
+  for (int32_t& bits : scale_bits) bits = 0x3b000000 + static_cast<int32_t>(rng.next_u64() >> 41);
+  const Tensor scales = bench.alloc_i32(scale_bits);
   const Tensor keys = bench.alloc_random(DType::kBF16, {num_rows, kMlaRopeDim});
   const auto place = [&](const Tensor& from, int64_t offset, int64_t width) {
     MOESAIC_CUDA_CHECK(cudaMemcpy2DAsync(rows.data<char>() + offset, kMlaFp8RowBytes, from.raw(), width, width,
