@@ -30,11 +30,13 @@ struct Shared {
   // FP8 rows: of Q's rows, what they were multiplied with; of the blocks, units and scales in them (f16, each twice).
   float q_inverse[64];
   alignas(16) float units[2][4];  // LatentUnit's, in order
-  uint32_t scales[2][64][4];
-  uint32_t largest[4];    // scale that each warp of the converter has seen
-  uint64_t keys_full[2];  // rotated keys as they are in the cache
+  uint32_t scales[2][4][8][8];    // of group g and key 8 i + j in [g][j][i]
+  uint32_t largest[4];            // scale that each warp of the converter has seen
+  uint64_t keys_full[2];          // rotated keys as they are in the cache
   uint64_t q_full, q_empty;
-  uint64_t full[2][9];   // a tile of 64 columns each, so that products start before the block is whole
+  // Of a tile of 64 columns each, so that products start before the block is whole; where they are converted, the first
+  // of four stands for all.
+  uint64_t full[2][9];
   uint64_t empty[2][2];  // the rope part falls free with the right one of block 0, with the left one of block 1
 };
 
@@ -67,7 +69,7 @@ template <int kFirst, int kCount>
 __device__ __forceinline__ void scores(float (&s)[32], const Layout& at, int which, uint32_t parity, bool accumulate) {
 #pragma unroll
   for (int t = kFirst; t < kFirst + kCount; ++t) {
-    barrier_wait(at.full(which, t), parity);
+    if (!at.converted || t % 4 == 0) barrier_wait(at.full(which, t), parity);
     if (at.converted && t % 4 == 0) fence_async_shared();
     wgmma_fence();
 #pragma unroll

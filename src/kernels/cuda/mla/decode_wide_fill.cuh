@@ -103,7 +103,7 @@ __device__ __forceinline__ void convert(const DecodeParams& params, const CUtens
       }
       converter.convert(at.block(which) + half * 4 * kTile, at.scales(which), half, next,
                         next_step > 3 ? 0 : half_of(next_step));
-      if (thread % 32 < 4) barrier_arrive(at.full(which, half * 4 + thread % 32));
+      if (thread % 32 == 0) barrier_arrive(at.full(which, half * 4));
       if (second) {
         barrier_wait(at.keys_full(which), parities >> which & 1);
         parities ^= 1 << which;

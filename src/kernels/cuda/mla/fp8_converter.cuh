@@ -8,8 +8,8 @@
 namespace moesaic::cuda::wide {
 
 constexpr int kFp8BlockBytes = kMlaBlockTokens * kMlaFp8RowBytes;
-constexpr int kFp8KeysOffset = kMlaLatentDim + 16;       // of the rotated keys in a row, in bytes
-enum ConverterNamed { kConverter = 8, kConverterWarp };  // kConverterWarp + 0 to + 3: one warp
+constexpr int kFp8KeysOffset = kMlaLatentDim + 16;  // of the rotated keys in a row, in bytes
+enum ConverterNamed { kConverter = 8 };
 
 // The blocks of a part in order, some ahead: [0] is the one that is converted next, [1] the one whose loads follow, [2]
 // was announced to L2. All threads of the warpgroup have the same.
@@ -25,7 +25,7 @@ class Fp8Blocks {
   };
 
   __device__ __forceinline__ Fp8Blocks(const DecodeParams& params, const DecodePart& part, int first_row, int thread)
-      : params_(params), first_row_(first_row), thread_(thread), next_item_(part.begin), end_(part.end) {
+      : params_(params), first_row_(first_row), thread_(thread), next_item_(part.begin), end_item_(part.end) {
 #pragma unroll 1
     for (int i = 0; i < 3; ++i) advance();
   }
@@ -46,33 +46,30 @@ class Fp8Blocks {
   __device__ __forceinline__ Block take() {
     int first = 0;
     while (block_ >= block_end_) {
-      if (next_item_ >= end_) return {-1, 0};
+      if (next_item_ >= end_item_) return {-1, 0};
       const DecodeItem item = params_.plan.items[next_item_++];
       if (item.q_len * params_.num_heads <= first_row_) continue;
       block_ = item.block_begin;
       block_end_ = item.block_end;
-      table_ = params_.block_table + item.seq * params_.block_table_stride;
-      num_keys_ = item.kv_len - block_ * kMlaBlockTokens;
-      entry_ = 32;
+      seq_ = item.seq;
+      kv_len_ = item.kv_len;
       first = 128;
     }
     // A lane each has 32 entries of the table: a load at a time would be waited for with the latents in flight.
-    if (entry_ == 32) {
-      entries_ = table_[min(block_ + thread_ % 32, block_end_ - 1)];
-      entry_ = 0;
+    if (first != 0 || block_ % 32 == 0) {
+      const int* table = params_.block_table + seq_ * params_.block_table_stride;
+      entries_ = table[min(block_ / 32 * 32 + thread_ % 32, block_end_ - 1)];
     }
-    const int block = __shfl_sync(0xffffffff, entries_, entry_++);
-    const int num_keys = min(num_keys_, kMlaBlockTokens);
-    num_keys_ -= kMlaBlockTokens;
+    const int block = __shfl_sync(0xffffffff, entries_, block_ % 32);
+    const int num_keys = min(kv_len_ - block_ * kMlaBlockTokens, kMlaBlockTokens);
     ++block_;
     return {block, (next_item_ - 1) * 256 + first + num_keys};
   }
 
   const DecodeParams& params_;
-  int first_row_, thread_, next_item_, end_;
-  const int* table_ = nullptr;
-  int block_ = 0, block_end_ = 0, num_keys_ = 0;  // what comes next of the item before next_item_
-  int entries_ = 0, entry_ = 0;
+  int first_row_, thread_, next_item_, end_item_;
+  int seq_ = 0, kv_len_ = 0, block_ = 0, block_end_ = 0;  // what comes next of the item before next_item_
+  int entries_ = 0;                                       // of the table, for the 32 blocks that block_ is one of
   Block ahead_[3] = {{-1, 0}, {-1, 0}, {-1, 0}};
 };
 
@@ -85,7 +82,8 @@ class Fp8Converter {
     const int lane = thread % 32, warp = thread / 32, key = 2 * warp + lane / 4 % 2;
     latents_ = key * kMlaFp8RowBytes + (lane % 4 + lane / 8 * 4) * 16;
     to_ = lane / 8 * kTile + key * 128 + ((lane % 4 * 2) ^ key) * 16;
-    scales_ = key * 16 + lane / 16 * 4;
+    scales_ = (lane / 16 * 8 + key) * 32;
+    scales_to_ = (thread % 2 * 16 + thread / 2 % 8) * 32 + thread / 16 * 4;
   }
 
   // Starts loading a half.
@@ -104,7 +102,9 @@ class Fp8Converter {
     const uint4 all = load_shared(at.largest());
     const LatentUnit unit = latent_unit(max(max(all.x, all.y), max(all.z, all.w)));
     const float2 scale = {scale_.x * unit.inverse, scale_.y * unit.inverse};
-    store_shared(at.scales(which) + thread_ * 8, pack_f16(scale.x, scale.x), pack_f16(scale.y, scale.y));
+    const uint32_t to = at.scales(which) + scales_to_;
+    store_shared_u32(to, pack_f16(scale.x, scale.x));
+    store_shared_u32(to + 256, pack_f16(scale.y, scale.y));
     if (thread_ == 0) {
       store_shared(at.unit(which), __float_as_uint(unit.exponent), __float_as_uint(unit.power),
                    __float_as_uint(unit.inverse), 0);
@@ -117,21 +117,15 @@ class Fp8Converter {
   // for these loads.
   __device__ __forceinline__ void convert(uint32_t to, uint32_t scales, int half, int next_block, int next_half) {
     __syncwarp();  // threads that had more to do come back; a split warp takes longer ways
-    scales += scales_ + half * 8;
+    scales += scales_ + half * 512;
     to += to_;
-    uint32_t scale[kBatch];
-    const auto load_scales = [&](int batch) {
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) scale[i] = load_shared_u32(scales + (batch + i) * 128);
-    };
-    load_scales(0);
+    uint4 scale = load_shared(scales);
 #pragma unroll
     for (int batch = 0; batch < kChunks; batch += kBatch) {
-      convert_batch(to, scale, batch);
-      if (batch + kBatch < kChunks) load_scales(batch + kBatch);
+      if (batch == 4) scale = load_shared(scales + 16);
+      convert_batch(to, batch % 4 == 0 ? make_uint2(scale.x, scale.y) : make_uint2(scale.z, scale.w), batch);
       load_batch(next_block, next_half, batch);
-      // Before a barrier loads stay where they are; the compiler would let them sink to where they are used.
-      named_sync(kConverterWarp + thread_ / 32, 32);
+      __syncwarp();  // the compiler would let the loads sink to where they are used
     }
   }
 
@@ -155,14 +149,15 @@ class Fp8Converter {
   // apart by six counters only, so that waiting for one of many waits for those behind it too.
   static constexpr int kChunks = 8, kBatch = 2;
 
-  __device__ __forceinline__ void convert_batch(uint32_t even, const uint32_t (&scale)[kBatch], int batch) const {
+  __device__ __forceinline__ void convert_batch(uint32_t even, const uint2& scale, int batch) const {
 #pragma unroll
     for (int i = batch; i < batch + kBatch; ++i) {
+      const uint32_t factor = i == batch ? scale.x : scale.y;
       uint32_t values[8];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        values[2 * w] = multiply_f16(low_e4m3_to_f16(words_[i][w]), scale[i - batch]);
-        values[2 * w + 1] = multiply_f16(high_e4m3_to_f16(words_[i][w]), scale[i - batch]);
+        values[2 * w] = multiply_f16(low_e4m3_to_f16(words_[i][w]), factor);
+        values[2 * w + 1] = multiply_f16(high_e4m3_to_f16(words_[i][w]), factor);
       }
       store_shared(even + i * 1024, values[0], values[1], values[2], values[3]);
       store_shared((even ^ 16) + i * 1024, values[4], values[5], values[6], values[7]);
@@ -189,7 +184,7 @@ class Fp8Converter {
   const uint8_t* rows_;
   int thread_;
   int latents_;  // offset of this thread's in a block
-  uint32_t to_, scales_;
+  uint32_t to_, scales_, scales_to_;
   uint32_t words_[kChunks][4];
   float2 scale_;
 };
