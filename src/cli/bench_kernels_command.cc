@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <fstream>
 
 #include "base/thread.h"
@@ -27,13 +28,21 @@ void declare(ConfigFields& fields, BenchKernelsConfig& config) {
 
 absl::Status run(BenchKernelsConfig& config) {
   if (config.table.num_threads == 0) config.table.num_threads = num_cpus();
-  std::ofstream file(config.out);  // before the work: a wrong path is known at once
-  if (!file) return absl::NotFoundError(str_cat("cannot write ", config.out, " (--out)"));
-  MOESAIC_ASSIGN_OR_RETURN(const KernelTable table, measure_kernel_table(config.table, [](const std::string& line) {
-                             std::fputs(str_cat(line, "\n").c_str(), stdout);
-                             std::fflush(stdout);
-                           }));
-  file << to_json(table);
+  // Before the work, so that a wrong path is known at once; a table that is there stays until there is a new one.
+  const bool is_new = !std::filesystem::exists(config.out);
+  if (!std::ofstream(config.out, std::ios::app)) {
+    return absl::NotFoundError(str_cat("cannot write ", config.out, " (--out)"));
+  }
+  const auto table = measure_kernel_table(config.table, [](const std::string& line) {
+    std::fputs(str_cat(line, "\n").c_str(), stdout);
+    std::fflush(stdout);
+  });
+  if (!table.ok()) {
+    if (is_new) std::filesystem::remove(config.out);
+    return table.status();
+  }
+  std::ofstream file(config.out);
+  file << to_json(*table);
   file.close();
   if (!file) return absl::DataLossError(str_cat("writing ", config.out, " failed (--out)"));
   return absl::OkStatus();

@@ -350,5 +350,39 @@ TEST(Cli, BenchGeneratePrintsItsFigures) {
   }
 }
 
+// The table is what `plan` reads. Where nothing can be measured (a CUDA build without a GPU), an old table stays and no
+// new file is left.
+TEST(BenchKernels, WritesTheTableThatPlansRead) {
+  const std::string path = testing::TempDir() + "kernel_table.json", fresh = testing::TempDir() + "no_table.json";
+  const auto content = [](const std::string& file) {
+    std::stringstream text;
+    text << std::ifstream(file).rdbuf();
+    return text.str();
+  };
+  std::ofstream(path) << "the table of last week";
+  std::filesystem::remove(fresh);
+  const Ran ran = run({"bench", "kernels", "--small", "--threads", "1", "--out", path});
+  if (ran.exit_code != 0) {
+    EXPECT_THAT(ran.err, HasSubstr("CUDA"));
+    EXPECT_EQ(content(path), "the table of last week");
+    EXPECT_EQ(run({"bench", "kernels", "--out", fresh}).exit_code, 1);
+    EXPECT_FALSE(std::filesystem::exists(fresh));
+    GTEST_SKIP() << ran.err;
+  }
+  const auto table = nlohmann::json::parse(content(path));
+  EXPECT_FALSE(table["device"].get<std::string>().empty());
+  EXPECT_FALSE(table["clocks"].get<std::string>().empty());
+  ASSERT_GT(table["rows"].size(), 5u);
+  for (const auto& row : table["rows"]) {
+    EXPECT_EQ(row.size(), 11u) << row;
+    EXPECT_GT(row["us"].get<double>(), 0.0) << row;
+  }
+  EXPECT_EQ(run({"plan", "predict", "--kernels", path}).exit_code, 0);
+  const Ran nowhere = run({"bench", "kernels", "--out", "/nowhere/table.json"});
+  EXPECT_EQ(nowhere.exit_code, 1);
+  EXPECT_THAT(nowhere.err, HasSubstr("cannot write /nowhere/table.json (--out)"));
+  EXPECT_THAT(run({"bench", "kernels"}).err, HasSubstr("--out"));
+}
+
 }  // namespace
 }  // namespace moesaic

@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 
 #include "cost/all_to_all_cost.h"
 #include "cost/embedded_files.h"
@@ -183,6 +187,76 @@ TEST(MeasuredKernels, MeasuredShapesCostWhatWasMeasured) {
   EXPECT_NEAR(scale, (low + high) / 2, 1e-9);  // half-way in log m
   // Shapes that the table does not have cost what the formula says.
   EXPECT_EQ(kernels.gemm({128, 2112, 7168, 1, Precision::kFp8}), formula.gemm({128, 2112, 7168, 1, Precision::kFp8}));
+}
+
+// The table that was measured last: each row of an operation that a plan uses costs its own time, and the operations
+// that no plan looks at are these.
+TEST(MeasuredKernels, TheMeasuredTableIsReadRowByRow) {
+  std::filesystem::path newest;
+  for (const auto& entry : std::filesystem::directory_iterator(str_cat(MOESAIC_SOURCE_DIR, "/bench/results"))) {
+    const std::string name = entry.path().filename();
+    if (name.ends_with("-kernels-h200.json") && name > newest.filename().string()) newest = entry.path();
+  }
+  std::stringstream text;
+  text << std::ifstream(newest).rdbuf();
+  const auto table = MeasuredKernels::parse(text.str(), newest);
+  ASSERT_TRUE(table.ok()) << table.status();
+  const KernelCost kernels(*find_hardware("h200"), 1.0, table->get());
+  EXPECT_GT((*table)->rows().size(), 100u);
+  const auto pairs = [](const MeasuredKernel& row) {
+    return row.batch * row.q_len * (row.kv_len - (row.op == "mla_prefill" ? row.q_len / 2 : 0));
+  };
+  for (const MeasuredKernel& row : (*table)->rows()) {
+    double seconds = 0;
+    if (row.op == "mla_decode") {
+      const bool fp8 = row.dtype == "fp8";
+      seconds = kernels.mla_decode({row.heads, pairs(row), row.batch * row.kv_len, 512, 64, fp8 ? 656.0 : 1152.0, fp8});
+    } else if (row.op == "mla_prefill") {
+      seconds = kernels.mha_prefill({row.heads, pairs(row), 192, 128});
+    } else {
+      const Precision precision = row.dtype == "fp8" ? Precision::kFp8 : Precision::kBf16;
+      seconds = kernels.gemm({row.m, row.n, row.k, row.groups, precision});
+    }
+    // Attention is planned by its pairs and rows: of batches that agree in both, one stands for all.
+    bool is_measured = false;
+    for (const MeasuredKernel& other : (*table)->rows()) {
+      const bool same_rows = row.op == "mla_prefill" || other.batch * other.kv_len == row.batch * row.kv_len;
+      is_measured |= other.op == row.op && other.heads == row.heads && other.dtype == row.dtype && same_rows &&
+                     pairs(other) == pairs(row) && std::abs(seconds * 1e6 - other.us) < other.us * 1e-9;
+    }
+    EXPECT_TRUE(is_measured) << seconds * 1e6 << " instead of " << row.us << " us: " << row.op << " m " << row.m
+                             << " n " << row.n << " k " << row.k << " groups " << row.groups << " batch " << row.batch
+                             << " heads " << row.heads << " q_len " << row.q_len << " kv_len " << row.kv_len << " "
+                             << row.dtype;
+  }
+  std::set<std::string> unread;
+  for (const auto& row : nlohmann::json::parse(text.str())["rows"]) unread.insert(row["op"].get<std::string>());
+  for (const MeasuredKernel& row : (*table)->rows()) unread.erase(row.op);
+  // Small kernels are counted by their bytes. The absorbed k_b and v_b (gemm_batched) are planned in bf16.
+  for (const char* op : {"gemm_batched",
+                         "mla_decode_plan",
+                         "rms_norm",
+                         "rms_norm_quantize",
+                         "rms_norm_residual_quantize",
+                         "quantize",
+                         "silu_mul_quantize",
+                         "silu_mul_quantize_masked",
+                         "gate",
+                         "expert_rows",
+                         "gather_rows",
+                         "gather_latents",
+                         "rope_append",
+                         "combine",
+                         "embedding",
+                         "sample_greedy",
+                         "sample_all",
+                         "sample_top_p",
+                         "sample_top_k_top_p",
+                         "log_probs",
+                         "adjust_logits"}) {
+    unread.erase(op);
+  }
+  EXPECT_TRUE(unread.empty()) << *unread.begin();
 }
 
 TEST(MeasuredKernels, BadRowsAreNamed) {

@@ -77,19 +77,29 @@ double gemm_scale(std::vector<const MeasuredKernel*> rows, const GemmShape& s, F
   return scale(below) * (1 - at) + scale(above) * at;
 }
 
-// Of the row whose pairs and rows are nearest.
-template <typename Formula>
-double attention_scale(const std::vector<const MeasuredKernel*>& rows, double pairs, double kv_rows, Formula formula) {
+// Of the row whose pairs, as the formula counts them, and cached rows are nearest.
+template <typename Pairs, typename Formula>
+double attention_scale(const std::vector<const MeasuredKernel*>& rows, double pairs, double kv_rows, Pairs pairs_of,
+                       Formula formula) {
   const MeasuredKernel* best = nullptr;
   double nearest = 1e30;
   for (const MeasuredKernel* row : rows) {
-    const double distance = log_distance(row->batch * row->q_len * row->kv_len, pairs) +
-                            (kv_rows > 0 ? log_distance(row->batch * row->kv_len, kv_rows) : 0);
+    const double distance =
+        log_distance(pairs_of(*row), pairs) + (kv_rows > 0 ? log_distance(row->batch * row->kv_len, kv_rows) : 0);
     if (distance >= nearest) continue;
     nearest = distance;
     best = row;
   }
   return best == nullptr ? 1 : best->us * 1e-6 / formula(*best);
+}
+
+double decode_pairs(const MeasuredKernel& row) {
+  return row.batch * row.q_len * row.kv_len;
+}
+
+// Causal: half of the square, all of what was cached before.
+double prefill_pairs(const MeasuredKernel& row) {
+  return row.batch * row.q_len * (row.kv_len - row.q_len / 2);
 }
 
 }  // namespace
@@ -163,11 +173,11 @@ double KernelCost::gemm(const GemmShape& s) const {
 double KernelCost::mla_decode(const MlaShape& s) const {
   const double seconds = mla_formula(s);
   if (table_ == nullptr || seconds <= 0) return seconds;
-  return seconds * attention_scale(table_->attentions("mla_decode", s.heads, s.fp8), s.pairs, s.rows,
+  return seconds * attention_scale(table_->attentions("mla_decode", s.heads, s.fp8), s.pairs, s.rows, decode_pairs,
                                    [&](const MeasuredKernel& row) {
                                      MlaShape shape = s;
                                      shape.rows = row.batch * row.kv_len;
-                                     shape.pairs = shape.rows * row.q_len;
+                                     shape.pairs = decode_pairs(row);
                                      return mla_formula(shape);
                                    });
 }
@@ -175,11 +185,10 @@ double KernelCost::mla_decode(const MlaShape& s) const {
 double KernelCost::mha_prefill(const MhaShape& s) const {
   const double seconds = mha_formula(s);
   if (table_ == nullptr || seconds <= 0) return seconds;
-  return seconds * attention_scale(table_->attentions("mla_prefill", s.heads, false), s.pairs * 2, 0,
+  return seconds * attention_scale(table_->attentions("mla_prefill", s.heads, false), s.pairs, 0, prefill_pairs,
                                    [&](const MeasuredKernel& row) {
                                      MhaShape shape = s;
-                                     // Causal: half of the square, all of what was cached before.
-                                     shape.pairs = row.batch * row.q_len * (row.kv_len - row.q_len / 2);
+                                     shape.pairs = prefill_pairs(row);
                                      return mha_formula(shape);
                                    });
 }

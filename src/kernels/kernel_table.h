@@ -17,11 +17,18 @@ namespace moesaic {
 //   gemm_dense              m rows, k inputs, n outputs
 //   gemm_contiguous         groups of m rows each (aligned to 128), k inputs, n outputs
 //   gemm_masked             groups, m rows a group, k inputs, n outputs
+//   gemm_batched            groups (heads), m rows, k inputs and n outputs of each
 //   mla_decode, mla_prefill batch sequences of kv_len cached rows, q_len queries each, heads
-//   rms_norm, quantize, silu_mul_quantize, embedding, combine   m rows of n outputs (combine: k rows summed)
+//   mla_decode_plan         the same: the plan of a step
+//   rms_norm, rms_norm_quantize, rms_norm_residual_quantize, quantize, embedding
+//                           m rows of n channels
+//   silu_mul_quantize       m rows of n outputs; _masked: the rows of `groups` groups together
+//   combine                 m rows of n outputs, k rows summed
 //   gate, expert_rows       m tokens, n experts, k chosen
-//   rope_append             m tokens, heads
-//   sample                  m rows, n vocabulary entries
+//   gather_rows             m tokens of n channels, k rows each
+//   rope_append, gather_latents  m tokens, heads
+//   sample                  m rows, n vocabulary entries; on a GPU _greedy, _all, _top_p, _top_k_top_p
+//   adjust_logits, log_probs  m rows, n vocabulary entries
 struct KernelRow {
   std::string op;
   int64_t m = 0, n = 0, k = 0, groups = 0, batch = 0, heads = 0, q_len = 0, kv_len = 0;

@@ -67,7 +67,6 @@ class KernelBench {
 
   const DeviceInfo& device() const { return device_; }
   cudaStream_t stream() const { return stream_; }
-  double copy_gb_s() const { return copy_gb_s_; }
   std::string clocks() const;
   const std::vector<KernelRow>& rows() const { return rows_; }
 

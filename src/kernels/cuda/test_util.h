@@ -1,16 +1,17 @@
 // What the tests of the CUDA kernels share: a fixture that skips without a GPU, device tensors from host vectors,
-// poisoned outputs, error measures. For tests alone; one thread.
+// poisoned outputs, an error measure. For tests alone; one thread.
 //   class Gemm : public CudaTest {};
 //   TEST_F(Gemm, Matches) {
 //     const DeviceTensor x = upload(DType::kBF16, {m, k}, to_bf16(values));
 //     const DeviceTensor y = poisoned(DType::kBF16, {m, n});
 //     ASSERT_TRUE(gemm(stream(), {.x = x, .y = y}).ok());
-//     EXPECT_LT(calc_diff(widen_bf16(download<uint16_t>(y)), want), 1e-3);
+//     EXPECT_LT(rel_error(widen_bf16(download<uint16_t>(y)), want), 4e-3);
 #pragma once
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -82,15 +83,42 @@ inline std::vector<float> widen_e4m3(const std::vector<uint8_t>& bits) {
   return values;
 }
 
-// Standard normal, by Box and Muller.
+inline constexpr int64_t kPeriod = 1'048'573;  // prime
+
+// Standard normal, by Box and Muller. A million different ones; more repeat with a period that is prime to all sizes.
 inline std::vector<float> gaussians(Rng& rng, int64_t count, float scale = 1.0f) {
   std::vector<float> values(count);
-  for (float& value : values) {
+  for (int64_t i = 0; i < std::min(count, kPeriod); ++i) {
     const double u = 1.0 - rng.uniform(), v = rng.uniform();
-    value = scale * static_cast<float>(std::sqrt(-2.0 * std::log(u)) * std::cos(6.283185307179586 * v));
+    values[i] = scale * static_cast<float>(std::sqrt(-2.0 * std::log(u)) * std::cos(6.283185307179586 * v));
   }
+  for (int64_t i = kPeriod; i < count; ++i) values[i] = values[i - kPeriod];
   return values;
 }
+
+// Random values repeated with a period that is prime to all sizes: element i is values[i % kPeriod], on the host too,
+// which could not hold the whole tensors.
+template <typename T>
+class Periodic {
+ public:
+  explicit Periodic(std::vector<T> values) : values_(std::move(values)) {}
+  T at(int64_t i) const { return values_[i % kPeriod]; }
+  DeviceTensor on_device(DType dtype, Shape shape) const {
+    DeviceTensor tensor = poisoned(dtype, shape);
+    const int64_t all = shape.num_elements() * sizeof(T);
+    int64_t filled = std::min<int64_t>(all, kPeriod * sizeof(T));
+    tensor.buffer.upload(values_.data(), filled);
+    for (char* data = tensor.tensor.data<char>(); filled < all;) {
+      const int64_t more = std::min(filled, all - filled);
+      MOESAIC_CUDA_CHECK(cudaMemcpy(data + filled, data, more, cudaMemcpyDeviceToDevice));
+      filled += more;
+    }
+    return tensor;
+  }
+
+ private:
+  std::vector<T> values_;
+};
 
 // ||got - want|| / ||want||; infinite where a value is not finite.
 inline double rel_error(const std::vector<float>& got, const std::vector<float>& want) {
@@ -102,18 +130,6 @@ inline double rel_error(const std::vector<float>& got, const std::vector<float>&
   }
   if (difference == 0.0) return 0.0;
   return std::isfinite(difference) ? std::sqrt(difference / norm) : std::numeric_limits<double>::infinity();
-}
-
-// 1 - 2 sum(xy) / sum(x^2 + y^2), the measure of DeepGEMM's and DeepEP's tests; infinite where a value is not finite.
-inline double calc_diff(const std::vector<float>& x, const std::vector<float>& y) {
-  MOESAIC_CHECK_EQ(x.size(), y.size());
-  double product = 0.0, squares = 0.0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    product += double{x[i]} * y[i];
-    squares += double{x[i]} * x[i] + double{y[i]} * y[i];
-  }
-  if (squares == 0.0) return 0.0;
-  return std::isfinite(squares) ? 1.0 - 2.0 * product / squares : std::numeric_limits<double>::infinity();
 }
 
 // A device and a stream for each test, or a skip that says why not.

@@ -28,4 +28,13 @@ struct DeviceInfo {
 // driver older than the runtime, no such device, an architecture other than 9.0.
 absl::StatusOr<DeviceInfo> open_device(int index);
 
+// Multiprocessors of the calling thread's device.
+absl::StatusOr<int> current_num_sms();
+
+// The parts of open_device that only look at numbers. A driver serves every runtime of its own major version and older
+// ones (CUDA compatibility guide, "minor version compatibility"); driver_version 0 = none.
+absl::Status check_driver(int driver_version, int runtime_version);
+// Needs index, name and compute capability.
+absl::Status check_architecture(const DeviceInfo& info);
+
 }  // namespace moesaic::cuda

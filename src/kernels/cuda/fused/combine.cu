@@ -1,7 +1,7 @@
 // A block a stretch of a token's row, 8 channels a thread; the rows of eight experts are in flight at once.
 #include <algorithm>
 
-#include "kernels/cuda/fused/args_check.h"
+#include "kernels/cuda/args_check.h"
 #include "kernels/cuda/fused/combine.h"
 #include "kernels/cuda/fused/vec.cuh"
 #include "tensor/cuda/cuda_error.h"

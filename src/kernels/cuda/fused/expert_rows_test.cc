@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/fused/fused_shapes.h"
 #include "kernels/cuda/fused/fused_test_util.h"
 
 namespace moesaic::cuda {
@@ -66,17 +67,12 @@ INSTANTIATE_TEST_SUITE_P(Sizes, ExpertRows,
                                          RowsCase{128, 8, 256, 0}, RowsCase{1, 8, 256, 0}, RowsCase{7, 2, 8, 2},
                                          RowsCase{700, 6, 1024, 1}, RowsCase{5, 1, 2, 10}, RowsCase{0, 8, 16, 0}));
 
-TEST_F(ExpertRows, RefusesTooFewRows) {
-  const DeviceTensor ids = test::poisoned(DType::kI32, {4, 2}), counts = test::poisoned(DType::kI32, {4});
-  const DeviceTensor rows = test::poisoned(DType::kI32, {384});
-  const absl::Status status = expert_rows(stream(), {.topk_ids = ids,
-                                                     .expert_counts = counts,
-                                                     .group_begin = counts,
-                                                     .row_experts = rows,
-                                                     .row_tokens = rows,
-                                                     .choice_rows = ids});
-  EXPECT_EQ(status.message(), "expert_rows: made for at least most_expert_rows rows");
+std::vector<RowsCase> bench_cases() {
+  std::vector<RowsCase> cases;
+  for (const int64_t m : token_counts(kExpertRowsTokens)) cases.push_back({m, kTopk, kExperts, 0});
+  return cases;
 }
+INSTANTIATE_TEST_SUITE_P(FullSize, ExpertRows, testing::ValuesIn(bench_cases()));
 
 }  // namespace
 }  // namespace moesaic::cuda

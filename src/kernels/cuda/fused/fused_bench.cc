@@ -6,9 +6,14 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "kernels/cuda/fused/adjust_logits.h"
 #include "kernels/cuda/fused/combine.h"
 #include "kernels/cuda/fused/expert_rows.h"
+#include "kernels/cuda/fused/fused_shapes.h"
 #include "kernels/cuda/fused/gate.h"
+#include "kernels/cuda/fused/gather_latents.h"
+#include "kernels/cuda/fused/gather_rows.h"
+#include "kernels/cuda/fused/log_probs.h"
 #include "kernels/cuda/fused/quantize.h"
 #include "kernels/cuda/fused/rms_norm.h"
 #include "kernels/cuda/fused/rope_append.h"
@@ -19,8 +24,6 @@
 
 namespace moesaic::cuda {
 namespace {
-
-constexpr int64_t kHidden = 7168, kExperts = 256, kInter = 2048;
 
 void must(const absl::Status& status) {
   if (!status.ok()) internal::check_failed(__FILE__, __LINE__, "launch", std::string(status.message()));
@@ -87,22 +90,19 @@ void bench_silu(KernelBench& bench, int64_t tokens) {
     return SiluMulQuantizeArgs{
         .gate_up = bench.alloc_random(DType::kBF16, {tokens, 2 * kInter}), .q = out.q, .scales = out.scales};
   });
-  // 32 experts with equal shares of the rows; four times the room.
-  constexpr int64_t kGroups = 32;
-  const int64_t share = tokens / kGroups, room = 4 * share;
+  const int64_t share = tokens / kMaskedGroups, room = 4 * share;
   KernelRow masked_row = row;
-  masked_row.op = "silu_mul_quantize_masked", masked_row.groups = kGroups;
+  masked_row.op = "silu_mul_quantize_masked", masked_row.groups = kMaskedGroups;
   measure<SiluMulQuantizeArgs>(bench, masked_row, bytes, silu_mul_quantize, [&] {
     return SiluMulQuantizeArgs{
-        .gate_up = bench.alloc_random(DType::kBF16, {kGroups * room, 2 * kInter}),
-        .group_rows = bench.alloc_i32(std::vector<int32_t>(kGroups, static_cast<int32_t>(share))),
-        .q = bench.alloc(DType::kE4M3, {kGroups * room, kInter}),
-        .scales = bench.alloc(DType::kF32, {kGroups, kInter / kScaleGroup, scale_row_stride(room)})};
+        .gate_up = bench.alloc_random(DType::kBF16, {kMaskedGroups * room, 2 * kInter}),
+        .group_rows = bench.alloc_i32(std::vector<int32_t>(kMaskedGroups, static_cast<int32_t>(share))),
+        .q = bench.alloc(DType::kE4M3, {kMaskedGroups * room, kInter}),
+        .scales = bench.alloc(DType::kF32, {kMaskedGroups, kInter / kScaleGroup, scale_row_stride(room)})};
   });
 }
 
 void bench_gate(KernelBench& bench, int64_t m) {
-  constexpr int64_t kTopk = 8;
   const Tensor bias = bench.alloc_random(DType::kF32, {kExperts}, 0.1f);
   const Tensor counts = bench.alloc_i32(std::vector<int32_t>(kExperts, 0));
   const double bytes = 4.0 * static_cast<double>(m * (kExperts + 2 * kTopk));
@@ -123,7 +123,6 @@ void bench_gate(KernelBench& bench, int64_t m) {
 
 // The gate's choices, each expert as likely as any other.
 void bench_expert_rows(KernelBench& bench, int64_t m) {
-  constexpr int64_t kTopk = 8;
   Rng rng(2);
   std::vector<int32_t> ids(m * kTopk), counts(kExperts);
   for (int32_t& id : ids) ++counts[id = static_cast<int32_t>(rng.below(kExperts))];
@@ -141,11 +140,53 @@ void bench_expert_rows(KernelBench& bench, int64_t m) {
                           });
 }
 
+// Their rows, quantised: of each choice one row is read and one written.
+void bench_gather_rows(KernelBench& bench, int64_t m) {
+  Rng rng(2);
+  std::vector<int32_t> counts(kExperts), row_tokens;
+  for (int64_t i = 0; i < m * kTopk; ++i) ++counts[rng.below(kExperts)];
+  for (const int32_t count : counts) {
+    for (int32_t i = 0; i < count; ++i) row_tokens.push_back(static_cast<int32_t>(rng.below(m)));
+    row_tokens.resize((row_tokens.size() + 127) / 128 * 128, -1);
+  }
+  row_tokens.resize(most_expert_rows(m * kTopk, kExperts), -1);
+  const int64_t rows = static_cast<int64_t>(row_tokens.size());
+  const QuantizedOut out(bench, rows, kHidden);
+  const GatherRowsArgs args{.q = bench.alloc_random(DType::kE4M3, {m, kHidden}, 400.0f),
+                            .scales = bench.alloc_random(DType::kF32, {kHidden / kScaleGroup, scale_row_stride(m)}),
+                            .row_tokens = bench.alloc_i32(row_tokens),
+                            .q_out = out.q,
+                            .scales_out = out.scales};
+  bench.measure({.op = "gather_rows", .m = m, .n = kHidden, .k = kTopk, .dtype = "e4m3"},
+                {.bytes = QuantizedOut::bytes(m, kHidden) * (1 + kTopk) + 4.0 * static_cast<double>(rows)},
+                [&](cudaStream_t stream) { must(gather_rows(stream, args)); });
+}
+
+// One sequence of m keys.
+void bench_gather_latents(KernelBench& bench, int64_t m, DType dtype) {
+  const int64_t columns = dtype == DType::kBF16 ? kLora + kRope : kLora + kLora / 32 + 2 * kRope;
+  const int64_t blocks = (m + 63) / 64;
+  std::vector<int32_t> table(blocks);
+  for (int64_t i = 0; i < blocks; ++i) table[i] = static_cast<int32_t>(blocks - 1 - i);
+  const QuantizedOut out(bench, m, kLora);
+  const GatherLatentsArgs args{.rows = bench.alloc_random(dtype, {blocks * 64, columns}),
+                               .block_table = Tensor(bench.alloc_i32(table).raw(), DType::kI32, {1, blocks}),
+                               .kv_begin = bench.alloc_i32({0, static_cast<int32_t>(m)}),
+                               .rope_dim = kRope,
+                               .q = out.q,
+                               .scales = out.scales,
+                               .keys = bench.alloc(DType::kBF16, {m, kHeads, kQueryDim})};
+  const double row_bytes = static_cast<double>(columns * dtype_bytes(dtype)) + 2.0 * kHeads * kRope;
+  bench.measure({.op = "gather_latents", .m = m, .heads = kHeads, .dtype = std::string(dtype_name(dtype))},
+                {.bytes = static_cast<double>(m) * row_bytes + QuantizedOut::bytes(m, kLora)},
+                [&](cudaStream_t stream) { must(gather_latents(stream, args)); });
+}
+
 void bench_rope_append(KernelBench& bench, int64_t m, DType dtype) {
-  constexpr int64_t kHeads = 128, kLora = 512, kRope = 64, kQuery = 192, kPositions = 4096;
+  constexpr int64_t kPositions = 4096;
   const int64_t columns = dtype == DType::kBF16 ? kLora + kRope : kLora + kLora / 32 + 2 * kRope;
   const Tensor kv = bench.alloc_random(DType::kBF16, {m, kLora + kRope});
-  const Tensor q = bench.alloc_random(DType::kBF16, {m, kHeads, kQuery});
+  const Tensor q = bench.alloc_random(DType::kBF16, {m, kHeads, kQueryDim});
   const Tensor q_out = bench.alloc(DType::kBF16, {m, kHeads, kLora + kRope});
   const Tensor table = bench.alloc_random(DType::kF32, {kPositions, kRope});
   const Tensor norm_weight = bench.alloc_random(DType::kBF16, {kLora}), rows = bench.alloc(dtype, {m, columns});
@@ -170,7 +211,6 @@ void bench_rope_append(KernelBench& bench, int64_t m, DType dtype) {
 }
 
 void bench_combine(KernelBench& bench, int64_t m) {
-  constexpr int64_t kTopk = 8;
   const Tensor x = bench.alloc_random(DType::kBF16, {m * kTopk, kHidden});
   const Tensor weights = bench.alloc_random(DType::kF32, {m, kTopk});
   const Tensor base = bench.alloc_random(DType::kBF16, {m, kHidden}), y = bench.alloc(DType::kBF16, {m, kHidden});
@@ -193,7 +233,6 @@ void bench_combine(KernelBench& bench, int64_t m) {
 }
 
 void bench_sample(KernelBench& bench, int64_t m) {
-  constexpr int64_t kVocab = 129280;
   const Tensor logits = bench.alloc_random(DType::kF32, {m, kVocab}, 12.0f);
   const auto filled = [&](float value) {
     const Tensor tensor = bench.alloc(DType::kF32, {m});
@@ -226,19 +265,53 @@ void bench_sample(KernelBench& bench, int64_t m) {
   time("sample_top_k_top_p", one, fifty, most);
 }
 
+// Constrained outputs of which one token in two is allowed; 500 tokens were seen.
+void bench_adjust_logits(KernelBench& bench, int64_t m) {
+  constexpr int64_t kSeen = 500;
+  std::vector<int32_t> begin, ids;
+  for (int64_t r = 0; r <= m; ++r) begin.push_back(static_cast<int32_t>(r * kSeen));
+  for (int64_t i = 0; i < m * kSeen; ++i) ids.push_back(static_cast<int32_t>(i % kSeen * 257));
+  const int64_t words = kVocab / 64;
+  const std::vector<int32_t> every_other(2 * m * words, 0x55555555);
+  const Tensor penalty = bench.alloc_random(DType::kF32, {m}, 0.5f);
+  const AdjustLogitsArgs args{.logits = bench.alloc_random(DType::kF32, {m, kVocab}, 12.0f),
+                              .seen_begin = bench.alloc_i32(begin),
+                              .seen_ids = bench.alloc_i32(ids),
+                              .seen_counts = bench.alloc_i32(ids),
+                              .frequency_penalties = penalty,
+                              .presence_penalties = penalty,
+                              .repetition_penalties = penalty,
+                              .allowed = Tensor(bench.alloc_i32(every_other).raw(), DType::kI64, {m, words})};
+  bench.measure({.op = "adjust_logits", .m = m, .n = kVocab, .dtype = "f32"},
+                {.bytes = static_cast<double>(m) * (2.0 * kVocab + kVocab / 8.0 + 16.0 * kSeen)},
+                [&](cudaStream_t stream) { must(adjust_logits(stream, args)); });
+}
+
+void bench_log_probs(KernelBench& bench, int64_t m) {
+  const LogProbsArgs args{.logits = bench.alloc_random(DType::kF32, {m, kVocab}, 12.0f),
+                          .ids = Tensor(bench.alloc_i32(std::vector<int32_t>(m, 7)).raw(), DType::kI32, {m, 1}),
+                          .log_probs = bench.alloc(DType::kF32, {m, 1})};
+  bench.measure({.op = "log_probs", .m = m, .n = kVocab, .dtype = "f32"},
+                {.bytes = 4.0 * static_cast<double>(m * kVocab)},
+                [&](cudaStream_t stream) { must(log_probs(stream, args)); });
+}
+
 }  // namespace
 
 absl::Status bench_fused(KernelBench& bench) {
-  for (const int64_t m : {4096, 1, 16, 128, 1024, 32768}) {
-    if (m <= 4096) bench_norm(bench, m);
-    if (m >= 32) bench_silu(bench, m);
-    bench_gate(bench, m);
-    if (m <= 4096) bench_expert_rows(bench, m);
-    if (m <= 4096) bench_rope_append(bench, m, DType::kBF16), bench_rope_append(bench, m, DType::kE4M3);
-    if (m <= 4096) bench_combine(bench, m);
-    if (m <= 128) bench_sample(bench, m);
-    bench.release();
+  for (const int64_t m : token_counts(kNormTokens)) bench_norm(bench, m);
+  for (const int64_t m : token_counts(kSiluTokens)) bench_silu(bench, m);
+  for (const int64_t m : token_counts(kGateTokens)) bench_gate(bench, m);
+  for (const int64_t m : token_counts(kExpertRowsTokens)) bench_expert_rows(bench, m);
+  for (const int64_t m : token_counts(kExpertRowsTokens)) bench_gather_rows(bench, m), bench.release();
+  for (const int64_t m : token_counts(kRopeTokens)) {
+    for (const DType dtype : {DType::kBF16, DType::kE4M3}) {
+      bench_rope_append(bench, m, dtype), bench_gather_latents(bench, m, dtype), bench.release();
+    }
   }
+  for (const int64_t m : token_counts(kCombineTokens)) bench_combine(bench, m), bench.release();
+  for (const int64_t m : token_counts(kSampleRows))
+    bench_sample(bench, m), bench_log_probs(bench, m), bench_adjust_logits(bench, m), bench.release();
   return absl::OkStatus();
 }
 

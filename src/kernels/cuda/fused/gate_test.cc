@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "kernels/cuda/fused/fused_shapes.h"
 #include "kernels/cuda/fused/fused_test_util.h"
 
 namespace moesaic::cuda {
@@ -15,6 +16,7 @@ struct GateCase {
   ScoringFunc func;
   TopkMethod method;
   bool norm, bias;
+  int64_t tokens = 300;
 };
 
 struct Routed {
@@ -86,7 +88,7 @@ bool is_close_call(const GateCase& c, const float* logits, const std::vector<flo
 TEST_P(GateShapes, RoutesAsTheCpu) {
   const GateCase c = GetParam();
   Rng rng(7);
-  const int64_t tokens = 300;
+  const int64_t tokens = c.tokens;
   std::vector<float> logits = test::gaussians(rng, tokens * c.experts, 2.0f);
   for (int64_t i = 0; i < tokens / 2 * c.experts; ++i) logits[i] = std::round(logits[i] * 4) / 4;  // ties
   const std::vector<float> bias = test::gaussians(rng, c.experts, 0.3f);
@@ -103,7 +105,7 @@ TEST_P(GateShapes, RoutesAsTheCpu) {
       EXPECT_NEAR(got.weights[i], want.weights[i], 2e-6 * std::max(1.0f, want.weights[i])) << "token " << t;
     }
   }
-  EXPECT_LE(close_calls, tokens / 50);
+  EXPECT_LE(close_calls, tokens / 50 + 1);
   std::vector<int32_t> counts(c.experts, 5);
   for (const int32_t id : got.ids) ++counts[id];
   EXPECT_EQ(got.counts, counts);
@@ -129,6 +131,15 @@ INSTANTIATE_TEST_SUITE_P(
         GateCase{160, 8, 3, 6, kSoftmax, kLimited, false, false},
         GateCase{64, 1, 1, 6, kSoftmax, kGreedy, false, false}, GateCase{8, 1, 1, 2, kSoftmax, kGreedy, true, false},
         GateCase{1, 1, 1, 1, kSoftmax, kGreedy, true, false}, GateCase{7, 1, 1, 7, kSoftmax, kGreedy, true, true}));
+
+std::vector<GateCase> bench_cases() {
+  std::vector<GateCase> cases;
+  for (const int64_t m : token_counts(kGateTokens)) {
+    cases.push_back({kExperts, 8, 4, kTopk, kSigmoid, kNoaux, true, true, m});
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(FullSize, GateShapes, testing::ValuesIn(bench_cases()));
 
 // Both kernels: DeepSeek-V3's shape, and another of the same size.
 const GateCase kBoth[] = {{256, 8, 4, 8, kSigmoid, kNoaux, true, true}, {256, 4, 2, 8, kSigmoid, kNoaux, true, true}};
@@ -210,14 +221,6 @@ TEST_F(Gate, InfiniteLogitsGiveNoNan) {
                           std::vector<float>(256, -test::kInf));
   EXPECT_EQ(none.ids, std::vector<int32_t>(8, -1));
   EXPECT_EQ(none.weights, std::vector<float>(8, 0.0f));
-}
-
-TEST_F(Gate, RefusesWhatItWasNotMadeFor) {
-  const DeviceTensor logits = test::poisoned(DType::kF32, {2, 513}), weights = test::poisoned(DType::kF32, {2, 8});
-  const DeviceTensor ids = test::poisoned(DType::kI32, {2, 8});
-  const absl::Status status =
-      gate(stream(), {.logits = logits, .n_group = 1, .topk_ids = ids, .topk_weights = weights});
-  EXPECT_EQ(status.message(), "gate: made for 1 to 512 experts");
 }
 
 }  // namespace

@@ -10,11 +10,13 @@ namespace moesaic::cuda {
 
 // scale = max(amax of 128 channels, 1e-4) / 448, q = e4m3(x / scale), saturated.
 struct QuantizeArgs {
-  Tensor x;       // [m, k] bf16, rows may be strided
+  // [m, k] bf16, rows may be strided. Or [m, heads, >= k / heads]: the first k / heads channels of each head, as
+  // fp8_gemm_batched reads them (MLA's queries: 128 of 192, before k_b).
+  Tensor x;
   Tensor q;       // [m, k] e4m3 contiguous
   Tensor scales;  // [k / 128, scale_row_stride(m)] f32 (scales.h)
 };
-// Limits: k divisible by 128, at most 16384; rows 16-byte aligned.
+// Limits: k, or k / heads, divisible by 128; rows and heads 16-byte aligned.
 absl::Status quantize_fp8(cudaStream_t stream, const QuantizeArgs& args);
 
 }  // namespace moesaic::cuda

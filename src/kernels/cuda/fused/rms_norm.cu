@@ -1,5 +1,5 @@
 // A block a row, held in registers between the sum of squares and the output.
-#include "kernels/cuda/fused/args_check.h"
+#include "kernels/cuda/args_check.h"
 #include "kernels/cuda/fused/chained_launch.cuh"
 #include "kernels/cuda/fused/rms_norm.h"
 #include "kernels/cuda/fused/vec.cuh"

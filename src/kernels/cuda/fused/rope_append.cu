@@ -2,7 +2,7 @@
 // rounded apart, as the CPU's are.
 #include <algorithm>
 
-#include "kernels/cuda/fused/args_check.h"
+#include "kernels/cuda/args_check.h"
 #include "kernels/cuda/fused/rope_append.h"
 #include "kernels/cuda/fused/vec.cuh"
 #include "tensor/cuda/cuda_error.h"
@@ -107,6 +107,7 @@ absl::Status check_args(const RopeAppendArgs& args, int64_t lora, int64_t rope_d
   check.require(rope_dim > 0 && rope_dim % kVec == 0 && lora > 0 && lora % (fp8 ? 4 * kScaleGroup : kScaleGroup) == 0,
                 "rope_dim divisible by 8, kv_lora_rank by 128 (FP8 rows: by 512)");
   check.require(lora + rope_dim <= kThreads * kVec, "cache rows of at most 2048 elements");
+  if (!check.ok()) return check.status();
   check.matrix("kv", args.kv, DType::kBF16, num_tokens, lora + rope_dim);
   check.tensor("table", args.table, DType::kF32, {args.table.dim(0), rope_dim});
   check.tensor("positions", args.positions, DType::kI32, {num_tokens});

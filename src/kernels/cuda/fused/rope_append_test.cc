@@ -1,8 +1,9 @@
 // Rotation and the cache row, byte for byte what the CPU's rope and append_latent write.
 #include "kernels/cuda/fused/rope_append.h"
 
-#include <numeric>
+#include <limits>
 
+#include "kernels/cuda/fused/fused_shapes.h"
 #include "kernels/cuda/fused/fused_test_util.h"
 
 namespace moesaic::cuda {
@@ -14,32 +15,42 @@ struct AppendCase {
   DType dtype;
   int64_t lora, rope, heads, head_dim, out_dim;  // out_dim 0: in place
   bool norm;
+  int64_t tokens = 9;
 };
 
-constexpr int64_t kTokens = 9, kSlots = 40, kMaxPositions = 100;
+constexpr int64_t kMaxPositions = 100;
 
 class RopeAppend : public test::CudaTest, public testing::WithParamInterface<AppendCase> {
  protected:
   void SetUp() override {
     CudaTest::SetUp();
+    if (IsSkipped()) return;
     const AppendCase c = GetParam();
     Rng rng(21);
+    tokens_ = c.tokens, num_slots_ = c.tokens + 31;  // prime to 11
     stride_ = c.lora + c.rope + 8;
-    kv_ = test::bf16_values(rng, kTokens * stride_, 2.0f);
-    std::fill_n(kv_.begin() + 3 * stride_, c.lora + c.rope, test::kNan);  // padding tokens: 3 and 7
-    q_ = test::bf16_values(rng, kTokens * c.heads * c.head_dim);
+    kv_ = test::bf16_values(rng, tokens_ * stride_, 2.0f);
+    q_ = test::bf16_values(rng, tokens_ * c.heads * c.head_dim);
     weight_ = test::bf16_values(rng, c.lora);
     table_.resize(kMaxPositions * c.rope);
     rope_table({.dim = c.rope, .theta = 10000.0, .factor = 40.0, .original_max_position_embeddings = 4096},
                test::f32_view(table_, {kMaxPositions, c.rope}));
-    for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t t = 0; t < tokens_; ++t) {
       positions_.push_back(static_cast<int32_t>(rng.below(kMaxPositions)));
-      slots_.push_back(static_cast<int32_t>((t * 11 + 5) % kSlots));
+      slots_.push_back(static_cast<int32_t>((t * 11 + 5) % num_slots_));
     }
-    slots_[3] = -1;
-    positions_[7] = kMaxPositions;
+    for (int64_t t = 3; t < tokens_; t += 4) pad(t);
   }
-  static bool is_padding(int64_t t) { return t == 3 || t == 7; }
+  // A padding token: no slot or no position, NaN where it would be read.
+  void pad(int64_t t) {
+    const int32_t least = std::numeric_limits<int32_t>::min(), most = std::numeric_limits<int32_t>::max();
+    const int32_t slots[] = {-1, static_cast<int32_t>(num_slots_), least, most},
+                  positions[] = {-1, kMaxPositions, most};
+    if (t % 8 == 3) slots_[t] = slots[t / 8 % 4];
+    if (t % 8 == 7) positions_[t] = positions[t / 8 % 3];
+    std::fill_n(kv_.begin() + t * stride_, stride_, test::kNan);
+  }
+  static bool is_padding(int64_t t) { return t % 4 == 3; }
 
   // What the CPU appends for token t, from f32.
   std::vector<float> latent_row(int64_t t) {
@@ -64,7 +75,34 @@ class RopeAppend : public test::CudaTest, public testing::WithParamInterface<App
                                .y = row});
   }
 
-  int64_t stride_ = 0;
+  // The norm's sum of squares differs in its last bits: so may a scale, and a latent between two values. Keys, and what
+  // no token wrote, are the CPU's.
+  void expect_rounded_rows(const std::vector<uint8_t>& got, const std::vector<uint8_t>& want, int64_t row_bytes) {
+    const AppendCase c = GetParam();
+    const bool fp8 = c.dtype == DType::kE4M3;
+    const int64_t latent_bytes = fp8 ? c.lora : 2 * c.lora, key_bytes = 2 * c.rope;
+    int64_t different = 0;
+    for (int64_t slot = 0; slot < num_slots_; ++slot) {
+      const uint8_t *a = got.data() + slot * row_bytes, *b = want.data() + slot * row_bytes;
+      for (int64_t i = 0; i < c.lora; ++i) {
+        int off = fp8 ? a[i] - b[i] : 0;
+        if (!fp8) off = reinterpret_cast<const uint16_t*>(a)[i] - reinterpret_cast<const uint16_t*>(b)[i];
+        ASSERT_LE(std::abs(off), 1) << "slot " << slot << " latent " << i;
+        different += off != 0;
+      }
+      for (int64_t at = latent_bytes; at < row_bytes - key_bytes; at += 4) {
+        const auto scale = [at](const uint8_t* row) { return *reinterpret_cast<const float*>(row + at); };
+        ASSERT_EQ(std::isnan(scale(a)), std::isnan(scale(b))) << "slot " << slot;  // of nobody's
+        if (!std::isnan(scale(b))) {
+          ASSERT_NEAR(scale(a), scale(b), scale(b) * 1e-6f) << "slot " << slot;
+        }
+      }
+      ASSERT_TRUE(std::equal(a + row_bytes - key_bytes, a + row_bytes, b + row_bytes - key_bytes)) << "slot " << slot;
+    }
+    EXPECT_LE(different, tokens_ * c.lora / 100);
+  }
+
+  int64_t stride_ = 0, tokens_ = 0, num_slots_ = 0;
   std::vector<float> kv_, q_, weight_, table_;
   std::vector<int32_t> positions_, slots_;
 };
@@ -73,16 +111,16 @@ TEST_P(RopeAppend, WritesTheCpusBytes) {
   if (IsSkipped()) return;
   const AppendCase c = GetParam();
   const int64_t columns = latent_row_elements(c.dtype, c.lora, c.rope), row_bytes = columns * dtype_bytes(c.dtype);
-  const DeviceTensor kv = test::upload(DType::kBF16, {kTokens, stride_}, test::to_bf16(kv_));
+  const DeviceTensor kv = test::upload(DType::kBF16, {tokens_, stride_}, test::to_bf16(kv_));
   const DeviceTensor weight = test::upload(DType::kBF16, {c.lora}, test::to_bf16(weight_));
-  const DeviceTensor q = test::upload(DType::kBF16, {kTokens, c.heads, c.head_dim}, test::to_bf16(q_));
-  const DeviceTensor q_out = test::poisoned(DType::kBF16, {kTokens, c.heads, std::max<int64_t>(1, c.out_dim)});
+  const DeviceTensor q = test::upload(DType::kBF16, {tokens_, c.heads, c.head_dim}, test::to_bf16(q_));
+  const DeviceTensor q_out = test::poisoned(DType::kBF16, {tokens_, c.heads, std::max<int64_t>(1, c.out_dim)});
   const DeviceTensor table = test::upload(DType::kF32, {kMaxPositions, c.rope}, table_);
-  const DeviceTensor positions = test::upload(DType::kI32, {kTokens}, positions_);
-  const DeviceTensor slots = test::upload(DType::kI32, {kTokens}, slots_);
-  const DeviceTensor rows = test::poisoned(c.dtype, {kSlots, columns});
+  const DeviceTensor positions = test::upload(DType::kI32, {tokens_}, positions_);
+  const DeviceTensor slots = test::upload(DType::kI32, {tokens_}, slots_);
+  const DeviceTensor rows = test::poisoned(c.dtype, {num_slots_, columns});
   const absl::Status status =
-      rope_append(stream(), {.kv = Tensor::strided(kv.tensor.raw(), DType::kBF16, kTokens, c.lora + c.rope, stride_),
+      rope_append(stream(), {.kv = Tensor::strided(kv.tensor.raw(), DType::kBF16, tokens_, c.lora + c.rope, stride_),
                              .norm_weight = c.norm ? weight.tensor : Tensor(),
                              .eps = 1e-6f,
                              .q = q,
@@ -93,31 +131,29 @@ TEST_P(RopeAppend, WritesTheCpusBytes) {
                              .rows = rows});
   ASSERT_TRUE(status.ok()) << status.message();
 
-  std::vector<uint8_t> want(kSlots * row_bytes, 0xff);
+  std::vector<uint8_t> want(num_slots_ * row_bytes, 0xff);
   test::CpuStream cpu;
-  for (int64_t t = 0; t < kTokens; ++t) {
+  for (int64_t t = 0; t < tokens_; ++t) {
     if (is_padding(t)) continue;
     std::vector<float> row = latent_row(t);
-    const LatentCache cache{.rows = {want.data(), c.dtype, {kSlots, columns}},
+    const LatentCache cache{.rows = {want.data(), c.dtype, {num_slots_, columns}},
                             .block_tokens = 8,
                             .kv_lora_rank = c.lora,
                             .rope_dim = c.rope};
     append_latent(cpu.stream, cache, test::f32_view(row, {1, c.lora + c.rope}), {&slots_[t], 1});
   }
-  const Tensor bytes(rows.tensor.raw(), DType::kU8, {kSlots * row_bytes});
+  const Tensor bytes(rows.tensor.raw(), DType::kU8, {num_slots_ * row_bytes});
   const std::vector<uint8_t> got = test::download<uint8_t>(bytes);
   if (!c.norm) {
     EXPECT_EQ(got, want);
-  } else {  // the sum of squares differs in its last bits
-    int64_t different = 0;
-    for (size_t i = 0; i < got.size(); ++i) different += got[i] != want[i];
-    EXPECT_LE(different, static_cast<int64_t>(got.size()) / 100);
+  } else {
+    expect_rounded_rows(got, want, row_bytes);
   }
 
   const std::vector<uint16_t> before = test::to_bf16(q_);
-  std::vector<uint16_t> want_q = c.out_dim > 0 ? std::vector<uint16_t>(kTokens * c.heads * c.out_dim, 0xffff) : before;
+  std::vector<uint16_t> want_q = c.out_dim > 0 ? std::vector<uint16_t>(tokens_ * c.heads * c.out_dim, 0xffff) : before;
   const int64_t width = c.out_dim > 0 ? c.out_dim : c.head_dim;
-  for (int64_t t = 0; t < kTokens; ++t) {
+  for (int64_t t = 0; t < tokens_; ++t) {
     if (is_padding(t)) continue;
     std::vector<float> turned(q_.begin() + t * c.heads * c.head_dim, q_.begin() + (t + 1) * c.heads * c.head_dim);
     rope(turned, t, c.heads, c.head_dim);
@@ -137,6 +173,17 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RopeAppend,
                                          AppendCase{DType::kBF16, 512, 64, 3, 192, 0, true},
                                          AppendCase{DType::kBF16, 128, 8, 5, 24, 40, false},
                                          AppendCase{DType::kE4M3, 1024, 128, 1, 128, 0, false}));
+
+std::vector<AppendCase> bench_cases() {
+  std::vector<AppendCase> cases;
+  for (const int64_t m : token_counts(kRopeTokens)) {
+    for (const DType dtype : {DType::kBF16, DType::kE4M3}) {
+      cases.push_back({dtype, kLora, kRope, kHeads, kQueryDim, kLora + kRope, true, m});
+    }
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(FullSize, RopeAppend, testing::ValuesIn(bench_cases()));
 
 }  // namespace
 }  // namespace moesaic::cuda

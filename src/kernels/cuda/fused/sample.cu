@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/fused/args_check.h"
+#include "kernels/cuda/args_check.h"
 #include "kernels/cuda/fused/exp.cuh"
 #include "kernels/cuda/fused/sample.h"
 #include "kernels/cuda/fused/vec.cuh"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/fused/args_check.h"
+#include "kernels/cuda/args_check.h"
 #include "tensor/cuda/cuda_error.h"
 
 namespace moesaic::cuda {

@@ -28,14 +28,14 @@ struct Fp8GemmArgs {
 absl::Status fp8_gemm(cudaStream_t stream, const Fp8GemmArgs& args);
 
 // y[r] = W[row_ids[r]] x[r]. A group's rows start at a multiple of 128 and are contiguous; the rest of its last 128 is
-// padding with id -1, in any number, also whole tiles. Padding is not written; it may be read and may be NaN. Groups
-// may be empty.
+// padding with id -1, in any number, also whole tiles. `rows` may be any number. Padding is not written; it may be read
+// and may be NaN. Groups may be empty.
 struct Fp8GemmContiguousArgs {
   Tensor x;         // [rows, k] e4m3
   Tensor x_scales;  // [k / 128, scale_row_stride(rows)] f32
   Tensor w;         // [groups, n, k] e4m3
   Tensor w_scales;  // [groups, ceil(n / 128), k / 128] f32
-  Tensor row_ids;   // [rows] i32, group of the row or -1; ids outside the groups count as -1
+  Tensor row_ids;   // [rows] i32, group of the row, or negative; tiles whose first id is no group are skipped
   Tensor y;         // [rows, n] bf16
 };
 absl::Status fp8_gemm_contiguous(cudaStream_t stream, const Fp8GemmContiguousArgs& args);
@@ -53,14 +53,16 @@ struct Fp8GemmMaskedArgs {
 };
 absl::Status fp8_gemm_masked(cudaStream_t stream, const Fp8GemmMaskedArgs& args);
 
-// y[t, h] = W[h] x[t, h] for every head: the absorbed k_b and v_b of MLA. x is quantised as the matrix [m, heads * k],
-// y written as [m, heads * n].
+// y[t, h] = W[h] x[t, h] for every head: the absorbed k_b and v_b of MLA; x is quantised as the matrix [m, heads * k].
+// Or y[t, h] = W[h] x[t], one x for all heads: kv_b, which makes keys and values of the cached latents. y may have room
+// beside each head's n columns, which is not written: k_b writes the first 512 of mla_decode's 576, kv_b the first 128
+// of mla_prefill's 192.
 struct Fp8GemmBatchedArgs {
-  Tensor x;         // [m, heads * k] e4m3, rows may be strided
-  Tensor x_scales;  // [heads * k / 128, scale_row_stride(m)] f32
+  Tensor x;         // [m, heads * k] or [m, k] e4m3, rows may be strided
+  Tensor x_scales;  // [columns of x / 128, scale_row_stride(m)] f32
   Tensor w;         // [heads, n, k] e4m3
   Tensor w_scales;  // [heads, ceil(n / 128), k / 128] f32
-  Tensor y;         // [m, heads * n] bf16, rows may be strided
+  Tensor y;         // [m, heads, >= n] bf16
 };
 absl::Status fp8_gemm_batched(cudaStream_t stream, const Fp8GemmBatchedArgs& args);
 

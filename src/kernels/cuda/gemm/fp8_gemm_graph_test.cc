@@ -130,7 +130,7 @@ TEST_F(Fp8GemmGraph, Batched) {
   const int64_t m = 48, heads = 6, n = 128, k = 512;
   const Weights w(rng, heads, n, k);
   Input in(1, m, heads * k);
-  DeviceTensor y = test::poisoned(DType::kBF16, {m, heads * n});
+  DeviceTensor y = test::poisoned(DType::kBF16, {m, heads, n});
   const Tensor scales(in.scales.tensor.raw(), DType::kF32, {heads * k / kScaleGroup, m});
   const Fp8GemmBatchedArgs args = {
       .x = in.x, .x_scales = scales, .w = w.values_on_device, .w_scales = w.scales_on_device, .y = y};

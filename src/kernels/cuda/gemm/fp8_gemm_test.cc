@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "kernels/cuda/gemm/gemm_problem.h"
@@ -12,52 +13,12 @@ namespace moesaic::cuda {
 namespace {
 
 using test::DeviceTensor;
+using test::expect_row;
+using test::is_poison;
+using test::Rows;
 using test::Weights;
 
 class Fp8Gemm : public test::CudaTest {};
-
-// Compares some rows and columns of one result row with the definition, and that the whole row was written.
-void expect_row(const std::vector<uint16_t>& y, int64_t row, const uint8_t* x, const float* scales, int64_t scale_step,
-                const Weights& w, int64_t group, Rng& rng) {
-  const uint16_t* got = y.data() + row * w.n;
-  double difference = 0.0, norm = 0.0;
-  const int samples = 24;
-  for (int i = 0; i < samples; ++i) {
-    const int64_t column = i == 0 ? 0 : i == 1 ? w.n - 1 : static_cast<int64_t>(rng.below(w.n));
-    const double want = test::linear_at(x, scales, scale_step, w, group, column);
-    const double error = bf16_to_f32(got[column]) - want;
-    difference += error * error;
-    norm += want * want;
-  }
-  EXPECT_LT(std::sqrt(difference / norm), 5e-3) << "row " << row << " of weight " << group;
-  for (int64_t column = 0; column < w.n; ++column) {
-    ASSERT_TRUE(std::isfinite(bf16_to_f32(got[column]))) << "row " << row << " column " << column;
-  }
-}
-
-bool is_poison(const std::vector<uint16_t>& y, int64_t row, int64_t n) {
-  return std::all_of(y.begin() + row * n, y.begin() + (row + 1) * n, [](uint16_t bits) { return bits == 0xffff; });
-}
-
-// x [rows, k] with NaN in everything that is not named by `live`, scales too.
-struct Rows {
-  Rows(Rng& rng, int64_t matrices, int64_t rows, int64_t k, const std::vector<bool>& live)
-      : stride(scale_row_stride(rows)),
-        values(test::random_e4m3(rng, matrices * rows * k)),
-        scales(test::random_scales(rng, num_scales(matrices, rows, k))) {
-    const int64_t k_groups = k / kScaleGroup;
-    for (int64_t m = 0; m < matrices; ++m) {
-      for (int64_t r = 0; r < stride; ++r) {
-        if (r < rows && live[m * rows + r]) continue;
-        if (r < rows) std::fill_n(values.begin() + (m * rows + r) * k, k, uint8_t{0x7f});
-        for (int64_t g = 0; g < k_groups; ++g) scales[(m * k_groups + g) * stride + r] = test::kNan;
-      }
-    }
-  }
-  int64_t stride;
-  std::vector<uint8_t> values;
-  std::vector<float> scales;
-};
 
 void check_dense(cudaStream_t stream, int64_t m, int64_t n, int64_t k, const GemmConfig* config, uint64_t seed) {
   SCOPED_TRACE(str_cat("m ", m, " n ", n, " k ", k, " seed ", seed));
@@ -147,6 +108,41 @@ TEST_F(Fp8Gemm, ManyRowsConfigs) {
   }
 }
 
+// x and y are columns of wider matrices, as q_b reads and q_a + kv_a writes: what lies beside is neither read nor
+// written.
+TEST_F(Fp8Gemm, StridedRows) {
+  uint64_t seed = 40;
+  for (const int64_t m : {1, 5, 64, 100, 128, 300}) {
+    SCOPED_TRACE(str_cat("m ", m, " seed ", seed));
+    Rng rng(seed++);
+    const int64_t n = 1000, k = 512, x_width = k + 128, y_width = n + 24, left = 16;
+    const Weights w(rng, 1, n, k);
+    const Rows rows(rng, 1, m, k, std::vector<bool>(m, true));
+    std::vector<uint8_t> wide(m * x_width, 0x7f);
+    for (int64_t r = 0; r < m; ++r) std::copy_n(rows.values.begin() + r * k, k, wide.begin() + r * x_width + left);
+    const DeviceTensor x = test::upload(DType::kE4M3, {m, x_width}, wide);
+    const DeviceTensor scales = test::upload(DType::kF32, {k / 128, rows.stride}, rows.scales);
+    const DeviceTensor y = test::poisoned(DType::kBF16, {m, y_width});
+    const absl::Status status = fp8_gemm(stream(), {.x = x.tensor.cols(left, left + k),
+                                                    .x_scales = scales,
+                                                    .w = w.one(),
+                                                    .w_scales = w.one_scales(),
+                                                    .y = y.tensor.cols(left, left + n)});
+    ASSERT_TRUE(status.ok()) << status.message();
+    const std::vector<uint16_t> got = test::download<uint16_t>(y);
+    std::vector<uint16_t> dense;
+    for (int64_t r = 0; r < m; ++r) {
+      const auto row = got.begin() + r * y_width;
+      ASSERT_EQ(std::count(row, row + left, 0xffff), left) << "left of row " << r;
+      ASSERT_EQ(std::count(row + left + n, row + y_width, 0xffff), y_width - n - left) << "right of row " << r;
+      dense.insert(dense.end(), row + left, row + left + n);
+    }
+    for (int64_t r = 0; r < m; r += 1 + m / 20) {
+      expect_row(dense, r, rows.values.data() + r * k, rows.scales.data() + r, rows.stride, w, 0, rng);
+    }
+  }
+}
+
 TEST_F(Fp8Gemm, SameBitsEveryTime) {
   Rng rng(7);
   const int64_t m = 64, n = 2112, k = 7168;
@@ -166,8 +162,10 @@ TEST_F(Fp8Gemm, SameBitsEveryTime) {
 }
 
 // Groups of random sizes, also none, each padded to 128; some tiles are all padding.
-void check_contiguous(cudaStream_t stream, std::vector<int64_t> sizes, int64_t n, int64_t k, uint64_t seed) {
-  SCOPED_TRACE(str_cat("n ", n, " k ", k, " seed ", seed));
+// The last tile has `last` rows; padding has ids that name no group, negative ones in tiles that have rows.
+void check_contiguous(cudaStream_t stream, std::vector<int64_t> sizes, int64_t n, int64_t k, uint64_t seed,
+                      int64_t last = 128) {
+  SCOPED_TRACE(str_cat("n ", n, " k ", k, " seed ", seed, " last ", last));
   Rng rng(seed);
   std::vector<int32_t> ids;
   for (size_t g = 0; g < sizes.size(); ++g) {
@@ -175,9 +173,15 @@ void check_contiguous(cudaStream_t stream, std::vector<int64_t> sizes, int64_t n
     ids.resize((ids.size() + 127) / 128 * 128, -1);
     if (rng.below(3) == 0) ids.insert(ids.end(), 128, -1);
   }
+  ids.resize(ids.size() - 128 + last);
   const int64_t m = static_cast<int64_t>(ids.size());
   std::vector<bool> live(m);
   for (int64_t r = 0; r < m; ++r) live[r] = ids[r] >= 0;
+  const int32_t none[] = {-1, std::numeric_limits<int32_t>::min(), static_cast<int32_t>(sizes.size()),
+                          std::numeric_limits<int32_t>::max()};
+  for (int64_t r = 0; r < m; ++r) {
+    if (!live[r]) ids[r] = none[rng.below(live[r / 128 * 128] ? 2 : 4)];
+  }
   const Weights w(rng, static_cast<int64_t>(sizes.size()), n, k);
   const Rows rows(rng, 1, m, k, live);
   const DeviceTensor x = test::upload(DType::kE4M3, {m, k}, rows.values);
@@ -205,6 +209,7 @@ TEST_F(Fp8Gemm, ContiguousGroups) {
   check_contiguous(stream(), {128, 256, 384}, 512, 512, 1);
   check_contiguous(stream(), {1, 0, 63, 64, 65, 127, 128, 129, 0, 300}, 4096, 256, 2);
   check_contiguous(stream(), {0, 0, 7}, 2112, 1280, 3);
+  for (const int64_t last : {1, 63, 65, 100}) check_contiguous(stream(), {200, 0, 300}, 520, 384, 4, last);
   for (uint64_t seed = 10; seed < 16; ++seed) {
     Rng rng(seed);
     std::vector<int64_t> sizes(1 + rng.below(12));
@@ -220,7 +225,7 @@ void check_masked(cudaStream_t stream, const std::vector<int32_t>& counts, int64
   Rng rng(seed);
   const int64_t groups = static_cast<int64_t>(counts.size());
   std::vector<bool> live(groups * max_rows);
-  for (int64_t i = 0; i < groups * max_rows; ++i) live[i] = i % max_rows < counts[i / max_rows];
+  for (int64_t i = 0; i < groups * max_rows; ++i) live[i] = i % max_rows < counts[i / max_rows];  // at most the room
   const Weights w(rng, groups, n, k);
   const Rows rows(rng, groups, max_rows, k, live);
   const DeviceTensor x = test::upload(DType::kE4M3, {groups, max_rows, k}, rows.values);
@@ -253,59 +258,50 @@ TEST_F(Fp8Gemm, MaskedGroups) {
     check_masked(stream(), {0, 1, 7, 63, 64, 65, 128, 0, 129, 300}, 300, 640, 384, expected, seed++);
     check_masked(stream(), {0, 0, 0}, 64, 512, 256, expected, seed++);
     check_masked(stream(), {130, 1, 0, 257}, 301, 2112, 1280, expected, seed++);
+    // Counts that no sender should give are taken between nothing and the room.
+    check_masked(stream(), {-1, 65, 70, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max(), 3},
+                 65, 520, 256, expected, seed++);
+  }
+}
+
+// With one_x kv_b: all heads have the same rows.
+void check_batched(cudaStream_t stream, int64_t m, int64_t n, int64_t k, bool one_x, uint64_t seed) {
+  SCOPED_TRACE(str_cat("m ", m, " n ", n, " k ", k, one_x ? " one x" : "", " seed ", seed));
+  Rng rng(seed);
+  const int64_t heads = 20, k_groups = k / 128, x_heads = one_x ? 1 : heads;
+  const Weights w(rng, heads, n, k);
+  const Rows rows(rng, 1, m, x_heads * k, std::vector<bool>(m, true));
+  const DeviceTensor x = test::upload(DType::kE4M3, {m, x_heads * k}, rows.values);
+  const DeviceTensor scales = test::upload(DType::kF32, {x_heads * k_groups, rows.stride}, rows.scales);
+  const int64_t width = n + (m % 3) * 64;  // k_b: 576 for 512
+  const DeviceTensor y = test::poisoned(DType::kBF16, {m, heads, width});
+  const absl::Status status = fp8_gemm_batched(
+      stream, {.x = x, .x_scales = scales, .w = w.values_on_device, .w_scales = w.scales_on_device, .y = y});
+  ASSERT_TRUE(status.ok()) << status.message();
+  const std::vector<uint16_t> all = test::download<uint16_t>(y);
+  std::vector<uint16_t> got;
+  for (int64_t head = 0; head < m * heads; ++head) {
+    const auto begin = all.begin() + head * width;
+    got.insert(got.end(), begin, begin + n);
+    ASSERT_EQ(std::count(begin + n, begin + width, 0xffff), width - n) << "beside head " << head;
+  }
+  for (int64_t t = 0; t < m; ++t) {
+    for (int64_t h = 0; h < heads; ++h) {
+      if (m > 200 && rng.below(16) != 0) continue;
+      const int64_t x_head = one_x ? 0 : h;
+      expect_row(got, t * heads + h, rows.values.data() + (t * x_heads + x_head) * k,
+                 rows.scales.data() + x_head * k_groups * rows.stride + t, rows.stride, w, h, rng);
+    }
   }
 }
 
 TEST_F(Fp8Gemm, BatchedHeads) {
   uint64_t seed = 1;
   for (const auto& [n, k] : {std::pair<int64_t, int64_t>{512, 128}, {128, 512}}) {
-    for (int64_t m : {1, 16, 70, 128, 200}) {
-      SCOPED_TRACE(str_cat("m ", m, " n ", n, " k ", k, " seed ", seed));
-      Rng rng(seed++);
-      const int64_t heads = 20, k_groups = k / 128;
-      const Weights w(rng, heads, n, k);
-      const Rows rows(rng, 1, m, heads * k, std::vector<bool>(m, true));
-      const DeviceTensor x = test::upload(DType::kE4M3, {m, heads * k}, rows.values);
-      const DeviceTensor scales = test::upload(DType::kF32, {heads * k_groups, rows.stride}, rows.scales);
-      const DeviceTensor y = test::poisoned(DType::kBF16, {m, heads * n});
-      const absl::Status status = fp8_gemm_batched(
-          stream(), {.x = x, .x_scales = scales, .w = w.values_on_device, .w_scales = w.scales_on_device, .y = y});
-      ASSERT_TRUE(status.ok()) << status.message();
-      const std::vector<uint16_t> got = test::download<uint16_t>(y);
-      for (int64_t t = 0; t < m; ++t) {
-        for (int64_t h = 0; h < heads; ++h) {
-          expect_row(got, t * heads + h, rows.values.data() + (t * heads + h) * k,
-                     rows.scales.data() + h * k_groups * rows.stride + t, rows.stride, w, h, rng);
-        }
-      }
+    for (const int64_t m : {1, 16, 70, 128, 200, 700}) {
+      for (const bool one_x : {false, true}) check_batched(stream(), m, n, k, one_x, seed++);
     }
   }
-}
-
-// Shapes that the kernels were not made for are refused by name, with or without a GPU.
-TEST(Fp8GemmRefusals, NameTheLimit) {
-  alignas(16) static char memory[16];
-  const auto tensor = [](DType dtype, Shape shape) { return Tensor(memory, dtype, shape); };
-  const auto gemm = [&](int64_t m, int64_t n, int64_t k) {
-    return Fp8GemmArgs{.x = tensor(DType::kE4M3, {m, k}),
-                       .x_scales = tensor(DType::kF32, {k / 128, scale_row_stride(m)}),
-                       .w = tensor(DType::kE4M3, {n, k}),
-                       .w_scales = tensor(DType::kF32, {(n + 127) / 128, k / 128}),
-                       .y = tensor(DType::kBF16, {m, n})};
-  };
-  const auto message = [](const absl::Status& status) { return std::string(status.message()); };
-  EXPECT_EQ(message(fp8_gemm(nullptr, gemm(4, 128, 192))), "fp8_gemm: k is 192, expected a multiple of 128");
-  EXPECT_EQ(message(fp8_gemm(nullptr, gemm(4, 100, 128))), "fp8_gemm: n is 100, expected a multiple of 8");
-  Fp8GemmArgs args = gemm(5, 128, 256);
-  args.x_scales = tensor(DType::kF32, {5, 2});
-  EXPECT_EQ(message(fp8_gemm(nullptr, args)), "fp8_gemm: x_scales is f32 [5, 2], expected f32 [2, 8]");
-  args = gemm(5, 128, 256);
-  args.y = Tensor::strided(memory, DType::kBF16, 5, 128, 132);
-  EXPECT_EQ(message(fp8_gemm(nullptr, args)), "fp8_gemm: rows of y are 264 bytes apart, expected a multiple of 16");
-  args = gemm(5, 128, 256);
-  args.x = Tensor(memory + 1, DType::kE4M3, {5, 256});
-  EXPECT_EQ(message(fp8_gemm(nullptr, args)), "fp8_gemm: x is not 16-byte aligned");
-  EXPECT_TRUE(fp8_gemm(nullptr, gemm(0, 128, 256)).ok());
 }
 
 }  // namespace

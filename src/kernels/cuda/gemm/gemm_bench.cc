@@ -3,76 +3,38 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cuda/gemm/fp8_gemm.h"
+#include "kernels/cuda/gemm/bf16_gemm.h"
 #include "kernels/cuda/gemm/gemm_problem.h"
+#include "kernels/cuda/gemm/gemm_shapes.h"
 #include "kernels/cuda/scales.h"
 
 namespace moesaic::cuda {
 namespace {
 
-struct Case {
-  Grouping grouping;
-  int64_t rows;  // of each group
-  int64_t n;
-  int64_t k;
-  int64_t groups;
-};
-
-constexpr int64_t kMaxRows = 4096;
-
-std::vector<Case> cases() {
-  std::vector<Case> all;
-  for (int64_t m : {1, 16, 64, 128, 256, 4096}) {
-    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{2112, 7168},
-                               {576, 7168},
-                               {1536, 7168},
-                               {24576, 1536},
-                               {32768, 512},
-                               {7168, 16384},
-                               {4096, 7168},
-                               {7168, 2048}}) {
-      all.push_back({Grouping::kDense, m, n, k, 1});
-    }
-  }
-  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{4096, 7168}, {7168, 2048}}) {
-    all.push_back({Grouping::kContiguous, 8192, n, k, 4});
-    all.push_back({Grouping::kContiguous, 4096, n, k, 8});
-    all.push_back({Grouping::kMasked, 1024, n, k, 2});
-    all.push_back({Grouping::kMasked, 256, n, k, 4});
-    all.push_back({Grouping::kMasked, 64, n, k, 32});
-  }
-  for (int64_t m : {1, 64, 128}) {
-    all.push_back({Grouping::kDense, m, 512, 128, 128});
-    all.push_back({Grouping::kDense, m, 128, 512, 128});
-  }
-  return all;
-}
-
-const char* op_name(const Case& c) {
+const char* op_name(const GemmCase& c) {
   if (c.grouping == Grouping::kContiguous) return "gemm_contiguous";
   if (c.grouping == Grouping::kMasked) return "gemm_masked";
-  return c.groups > 1 ? "gemm_batched" : "gemm_dense";
+  return c.batched() ? "gemm_batched" : "gemm_dense";
 }
 
-GemmProblem make_problem(KernelBench& bench, const Case& c) {
+GemmProblem make_problem(KernelBench& bench, const GemmCase& c) {
   const bool masked = c.grouping == Grouping::kMasked, contiguous = c.grouping == Grouping::kContiguous;
-  const bool batched = c.grouping == Grouping::kDense && c.groups > 1;
   GemmProblem p = {};
   p.grouping = c.grouping;
-  p.rows = masked ? kMaxRows : contiguous ? c.rows * c.groups : c.rows;
+  p.rows = masked ? kMaskedRoom : contiguous ? c.rows * c.groups : c.rows;
   p.n = c.n;
   p.k = c.k;
   p.groups = c.groups;
   const int64_t x_groups = contiguous ? 1 : c.groups;
   p.x = bench.alloc_random(DType::kE4M3, {x_groups * p.rows, c.k}, 400.0f).raw();
-  p.x_row_stride = batched ? c.k * c.groups : c.k;
-  p.x_group_stride = batched ? c.k : p.rows * c.k;
+  p.x_row_stride = c.x_columns();
+  p.x_group_stride = c.one_x ? 0 : c.batched() ? c.k : p.rows * c.k;
   p.x_scales = bench.alloc_random(DType::kF32, {num_scales(x_groups, p.rows, c.k)}, 0.005f).f32();
   p.w = bench.alloc_random(DType::kE4M3, {c.groups * c.n, c.k}, 400.0f).raw();
   p.w_scales = bench.alloc_random(DType::kF32, {c.groups * ((c.n + 127) / 128) * (c.k / 128)}, 0.005f).f32();
   p.y = bench.alloc(DType::kBF16, {x_groups * p.rows, c.n}).raw();
-  p.y_row_stride = batched ? c.n * c.groups : c.n;
-  p.y_group_stride = batched ? c.n : p.rows * c.n;
+  p.y_row_stride = c.batched() ? c.n * c.groups : c.n;
+  p.y_group_stride = c.batched() ? c.n : p.rows * c.n;
   if (masked) p.group_rows = bench.alloc_i32(std::vector<int32_t>(c.groups, static_cast<int32_t>(c.rows))).i32();
   if (contiguous) {
     std::vector<int32_t> ids(p.rows);
@@ -89,7 +51,7 @@ std::string describe(const GemmConfig& c) {
   return str_cat("few t", c.tokens, " c", c.columns, " split", c.split);
 }
 
-GemmConfig chosen(const KernelBench& bench, const Case& c) {
+GemmConfig chosen(const KernelBench& bench, const GemmCase& c) {
   return choose_gemm_config({.grouping = c.grouping,
                              .rows = c.grouping == Grouping::kContiguous ? c.rows * c.groups : c.rows,
                              .n = c.n,
@@ -98,7 +60,7 @@ GemmConfig chosen(const KernelBench& bench, const Case& c) {
                              .num_sms = bench.device().num_sms});
 }
 
-std::vector<GemmConfig> candidates(const Case& c) {
+std::vector<GemmConfig> candidates(const GemmCase& c) {
   std::vector<GemmConfig> all;
   if (c.rows >= 128) {
     all.push_back({.kernel = GemmKernel::kManyRows, .tile_columns = 256, .share = Share::kWeights});
@@ -130,10 +92,10 @@ std::vector<GemmConfig> candidates(const Case& c) {
 }
 
 absl::Status bench_cases(KernelBench& bench, bool sweep) {
-  for (const Case& c : cases()) {
+  for (const GemmCase& c : gemm_cases()) {
     const GemmProblem problem = make_problem(bench, c);
     const double rows = static_cast<double>(c.rows) * c.groups;
-    const double bytes = rows * c.k + static_cast<double>(c.groups) * c.n * c.k + 2.0 * rows * c.n;
+    const double bytes = (c.one_x ? c.rows : rows) * c.k + static_cast<double>(c.groups) * c.n * c.k + 2.0 * rows * c.n;
     const GemmConfig choice = chosen(bench, c);
     std::vector<GemmConfig> configs = {choice};
     if (sweep) configs = candidates(c);
@@ -149,10 +111,28 @@ absl::Status bench_cases(KernelBench& bench, bool sweep) {
   return absl::OkStatus();
 }
 
+absl::Status bench_bf16(KernelBench& bench) {
+  for (const Bf16GemmCase& c : bf16_gemm_cases()) {
+    const Bf16GemmArgs args = {.x = bench.alloc_random(DType::kBF16, {c.m, c.k}),
+                               .w = bench.alloc_random(DType::kBF16, {c.n, c.k}),
+                               .y = bench.alloc(c.f32 ? DType::kF32 : DType::kBF16, {c.m, c.n})};
+    const double m = 1.0 * c.m, n = 1.0 * c.n, k = 1.0 * c.k;
+    absl::Status status;
+    bench.measure({.op = "gemm_dense", .m = c.m, .n = c.n, .k = c.k, .groups = 1, .dtype = "bf16"},
+                  {.bytes = 2.0 * (m * k + n * k) + (c.f32 ? 4.0 : 2.0) * m * n, .flops = 2.0 * m * n * k},
+                  [&](cudaStream_t stream) { status.Update(bf16_gemm(stream, args)); });
+    MOESAIC_RETURN_IF_ERROR(status);
+    bench.release();
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status bench_gemm(KernelBench& bench) {
-  return bench_cases(bench, /*sweep=*/false);
+  MOESAIC_RETURN_IF_ERROR(bench_cases(bench, /*sweep=*/false));
+  bench.release();
+  return bench_bf16(bench);
 }
 
 absl::Status sweep_gemm(KernelBench& bench) {

@@ -98,4 +98,20 @@ GemmConfig choose_gemm_config(const GemmShape& shape) {
   return config;
 }
 
+Bf16GemmConfig choose_bf16_gemm_config(int64_t rows, int64_t n, int64_t k, int num_sms) {
+  Bf16GemmConfig config;
+  const auto tiles = [&] { return ceil_div(rows, config.tokens) * ceil_div(n, config.columns); };
+  config.tokens = 256;
+  if (rows > kMaxFewRows && tiles() >= num_sms) return config;
+  config.tokens = 16;
+  while (config.tokens < std::min(rows, kMaxFewRows)) config.tokens *= 2;
+  if (tiles() >= num_sms) return config;
+  // Two blocks fit on an SM. Few tiles: narrower ones and a split, as far as a block keeps 512 of k; then fewer rows.
+  config.columns = 64;
+  const int64_t most = std::clamp<int64_t>(k / 512, 1, kMaxSplit);
+  while (config.tokens > 16 && tiles() * most * 10 < int64_t{num_sms} * 8) config.tokens /= 2;
+  config.split = static_cast<int>(std::clamp<int64_t>(2 * num_sms / tiles(), 1, most));
+  return config;
+}
+
 }  // namespace moesaic::cuda

@@ -33,4 +33,14 @@ struct GemmConfig {
 
 GemmConfig choose_gemm_config(const GemmShape& shape);
 
+// bf16: tiles of 16, 32, 64 or 128 rows by 64 or 128 columns; `split` blocks, of 64 columns alone, share the k of a
+// tile.
+struct Bf16GemmConfig {
+  int tokens = 16;
+  int columns = 128;
+  int split = 1;
+};
+
+Bf16GemmConfig choose_bf16_gemm_config(int64_t rows, int64_t n, int64_t k, int num_sms);
+
 }  // namespace moesaic::cuda

@@ -92,5 +92,30 @@ TEST(GemmConfig, AnyShape) {
   }
 }
 
+TEST(Bf16GemmConfig, AnyShape) {
+  Rng rng(2);
+  for (int i = 0; i < 20000; ++i) {
+    const int64_t rows = 1 + rng.below(rng.below(2) == 0 ? 130 : 10000), n = 8 * (1 + rng.below(5000));
+    const int64_t k = 8 * (1 + rng.below(2100));
+    const int num_sms = rng.below(2) == 0 ? 132 : 78;
+    const Bf16GemmConfig config = choose_bf16_gemm_config(rows, n, k, num_sms);
+    SCOPED_TRACE(testing::Message() << "case " << i << " rows " << rows << " n " << n << " k " << k);
+    EXPECT_TRUE(config.tokens == 16 || config.tokens == 32 || config.tokens == 64 || config.tokens == 128 ||
+                (config.tokens == 256 && config.columns == 128));
+    EXPECT_TRUE(config.columns == 64 || (config.columns == 128 && config.split == 1));
+    EXPECT_GE(config.split, 1);
+    EXPECT_LE(config.split, std::min<int64_t>(8, (k + 63) / 64));
+  }
+}
+
+// The router's logits: a few tiles, but a block for nearly every SM from 32 tokens on.
+TEST(Bf16GemmConfig, FewColumnsAreSplit) {
+  for (const int64_t rows : {32, 128, 4096}) {
+    const Bf16GemmConfig config = choose_bf16_gemm_config(rows, 256, 7168, 132);
+    const int64_t tiles = (rows + config.tokens - 1) / config.tokens * (256 / config.columns);
+    EXPECT_GE(tiles * config.split * 10, rows == 32 ? 64 * 10 : 132 * 8) << rows << " rows";
+  }
+}
+
 }  // namespace
 }  // namespace moesaic::cuda

@@ -14,13 +14,14 @@ absl::StatusOr<GemmMaps> make_gemm_maps(const GemmProblem& problem, int x_box, i
   const int64_t x_groups = problem.grouping == Grouping::kContiguous ? 1 : problem.groups;
   const int64_t k_groups = problem.k / kScaleGroup;
   const int64_t scale_stride = scale_row_stride(problem.rows);
+  const int64_t scale_group_stride = problem.x_group_stride == 0 ? 0 : scale_stride * k_groups;
   GemmMaps maps;
   MOESAIC_ASSIGN_OR_RETURN(
       maps.x, make_tensor_map(problem.x, DType::kE4M3, {problem.k, problem.rows, x_groups},
                               {problem.x_row_stride, problem.x_group_stride}, {kScaleGroup, x_box, 1}, kSwizzled));
-  MOESAIC_ASSIGN_OR_RETURN(
-      maps.scales, make_tensor_map(problem.x_scales, DType::kF32, {problem.rows, k_groups, x_groups},
-                                   {scale_stride * 4, scale_stride * 4 * k_groups}, {scale_box, 1, 1}, !kSwizzled));
+  MOESAIC_ASSIGN_OR_RETURN(maps.scales,
+                           make_tensor_map(problem.x_scales, DType::kF32, {problem.rows, k_groups, x_groups},
+                                           {scale_stride * 4, scale_group_stride * 4}, {scale_box, 1, 1}, !kSwizzled));
   MOESAIC_ASSIGN_OR_RETURN(maps.w,
                            make_tensor_map(problem.w, DType::kE4M3, {problem.k, problem.n, problem.groups},
                                            {problem.k, problem.n * problem.k}, {kScaleGroup, w_box, 1}, kSwizzled));

@@ -12,13 +12,13 @@ namespace moesaic::cuda {
 
 struct GemmProblem {
   Grouping grouping;
-  int64_t rows;             // dense: of each group; contiguous: all; masked: room in each group
-  int64_t n;                // a multiple of 8
-  int64_t k;                // a multiple of 128
-  int64_t groups;           // weight matrices
-  const void* x = nullptr;  // e4m3; row r of group g at g * x_group_stride + r * x_row_stride
-  int64_t x_row_stride;     // multiples of 16
-  int64_t x_group_stride;
+  int64_t rows;                     // dense: of each group; contiguous: all; masked: room in each group
+  int64_t n;                        // a multiple of 8
+  int64_t k;                        // a multiple of 128
+  int64_t groups;                   // weight matrices
+  const void* x = nullptr;          // e4m3; row r of group g at g * x_group_stride + r * x_row_stride
+  int64_t x_row_stride;             // multiples of 16
+  int64_t x_group_stride;           // 0: all groups have the same rows, with the same scales
   const float* x_scales = nullptr;  // as scales.h says, for matrices of `rows` rows
   const void* w = nullptr;          // [groups, n, k] e4m3
   const float* w_scales = nullptr;  // [groups, ceil(n / 128), k / 128]

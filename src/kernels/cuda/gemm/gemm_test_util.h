@@ -1,7 +1,8 @@
-// Random operands of the FP8 GEMMs on host and device, and the double-precision definition of a result. For tests
-// alone.
+// Random operands of the FP8 GEMMs on host and device, and results against their definition in double precision. For
+// tests alone.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/cuda/scales.h"
@@ -58,5 +59,58 @@ inline double linear_at(const uint8_t* x, const float* x_scales, int64_t scale_s
   }
   return total;
 }
+
+// Rounding to bf16 moves a value by 2^-9 to 2^-8 of it; the tensor cores' sums of 128 products are off by 1e-4 of
+// what sums of this length are, seldom by 1e-3.
+inline void expect_rounded(const std::vector<float>& got, const std::vector<double>& want) {
+  double squares = 0.0;
+  for (const double value : want) squares += value * value;
+  const double typical = std::sqrt(squares / static_cast<double>(want.size()));
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_NEAR(got[i], want[i], std::fabs(want[i]) * 0x1p-8 + typical * 1.5e-3) << "sample " << i;
+  }
+}
+
+// Compares some columns of one result row with the definition, and that the whole row was written.
+inline void expect_row(const std::vector<uint16_t>& y, int64_t row, const uint8_t* x, const float* scales,
+                       int64_t scale_step, const Weights& w, int64_t group, Rng& rng) {
+  SCOPED_TRACE(testing::Message() << "row " << row << " of weight " << group);
+  const uint16_t* values = y.data() + row * w.n;
+  std::vector<float> got;
+  std::vector<double> want;
+  for (int i = 0; i < 24; ++i) {
+    const int64_t column = i == 0 ? 0 : i == 1 ? w.n - 1 : static_cast<int64_t>(rng.below(w.n));
+    want.push_back(linear_at(x, scales, scale_step, w, group, column));
+    got.push_back(bf16_to_f32(values[column]));
+  }
+  expect_rounded(got, want);
+  for (int64_t column = 0; column < w.n; ++column) {
+    ASSERT_TRUE(std::isfinite(bf16_to_f32(values[column]))) << "column " << column;
+  }
+}
+
+inline bool is_poison(const std::vector<uint16_t>& y, int64_t row, int64_t n) {
+  return std::all_of(y.begin() + row * n, y.begin() + (row + 1) * n, [](uint16_t bits) { return bits == 0xffff; });
+}
+
+// x [rows, k] with NaN in everything that is not named by `live`, scales too.
+struct Rows {
+  Rows(Rng& rng, int64_t matrices, int64_t rows, int64_t k, const std::vector<bool>& live)
+      : stride(scale_row_stride(rows)),
+        values(random_e4m3(rng, matrices * rows * k)),
+        scales(random_scales(rng, num_scales(matrices, rows, k))) {
+    const int64_t k_groups = k / kScaleGroup;
+    for (int64_t m = 0; m < matrices; ++m) {
+      for (int64_t r = 0; r < stride; ++r) {
+        if (r < rows && live[m * rows + r]) continue;
+        if (r < rows) std::fill_n(values.begin() + (m * rows + r) * k, k, uint8_t{0x7f});
+        for (int64_t g = 0; g < k_groups; ++g) scales[(m * k_groups + g) * stride + r] = kNan;
+      }
+    }
+  }
+  int64_t stride;
+  std::vector<uint8_t> values;
+  std::vector<float> scales;
+};
 
 }  // namespace moesaic::cuda::test

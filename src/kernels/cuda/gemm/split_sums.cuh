@@ -10,6 +10,15 @@ namespace moesaic::cuda {
 
 inline constexpr int kMaxSplit = 8;
 
+__device__ inline void write_eight(__nv_bfloat16* y, const float4& low, const float4& high) {
+  *reinterpret_cast<uint4*>(y) = {pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y),
+                                  pack_bf16(high.z, high.w)};
+}
+__device__ inline void write_eight(float* y, const float4& low, const float4& high) {
+  reinterpret_cast<float4*>(y)[0] = low;
+  reinterpret_cast<float4*>(y)[1] = high;
+}
+
 // Where things lie, in every block at the same addresses.
 struct SplitSums {
   uint32_t own;       // [tokens][pitch] bytes of f32: this block's sums
@@ -34,8 +43,8 @@ struct SplitSums {
   }
 
   // Adds and writes this block's rows: y points to the tile's first row and column, of which `columns` are written.
-  template <int kColumns>
-  __device__ void write(__nv_bfloat16* y, int64_t y_row_stride, int columns, int thread, int num_threads) const {
+  template <int kColumns, typename Out>
+  __device__ void write(Out* y, int64_t y_row_stride, int columns, int thread, int num_threads) const {
     constexpr int kChunks = kColumns / 8;
     const int first = first_token(rank);
     const int chunks = num_tokens(rank) * kChunks;
@@ -52,9 +61,7 @@ struct SplitSums {
         low = {low.x + a.x, low.y + a.y, low.z + a.z, low.w + a.w};
         high = {high.x + b.x, high.y + b.y, high.z + b.z, high.w + b.w};
       }
-      const uint4 packed = {pack_bf16(low.x, low.y), pack_bf16(low.z, low.w), pack_bf16(high.x, high.y),
-                            pack_bf16(high.z, high.w)};
-      *reinterpret_cast<uint4*>(y + (first + token) * y_row_stride + column) = packed;
+      write_eight(y + (first + token) * y_row_stride + column, low, high);
     }
   }
 };

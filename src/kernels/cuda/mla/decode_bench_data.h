@@ -1,4 +1,5 @@
-// The batches that the decode benchmark times, in one place so that a peer can be timed on the same ones.
+// The batches that the decode benchmark times, in one place so that they can be tested, and a peer be timed, on the
+// same ones.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +8,11 @@
 #include "base/rng.h"
 #include "kernels/cuda/bench_util.h"
 #include "kernels/cuda/mla/mla_decode.h"
+#include "tensor/cuda/cuda_error.h"
 
 namespace moesaic::cuda {
+
+inline constexpr float kBenchScale = 0.1147f;  // YaRN's 0.0721 * 1.5896 of DeepSeek-V3
 
 struct DecodeBenchShape {
   int64_t batch, heads, q_len, kv_len;
@@ -73,5 +77,24 @@ inline DecodeBenchData decode_bench_data(KernelBench& bench, const DecodeBenchSh
 
 // Enough for every batch.
 inline constexpr int64_t kDecodeBenchBlocks = int64_t{128} * 32768 / kMlaBlockTokens + 8;
+
+// The cache of all batches: random values; scales of FP8 rows are of ordinary size, in [2^-9, 2^-8).
+inline Tensor decode_bench_rows(KernelBench& bench, DType dtype) {
+  const int64_t num_rows = kDecodeBenchBlocks * kMlaBlockTokens;
+  if (dtype == DType::kBF16) return bench.alloc_random(dtype, {num_rows, kMlaLatentDim + kMlaRopeDim});
+  const Tensor rows = bench.alloc_random(dtype, {num_rows, kMlaFp8RowBytes}, 448.0f);
+  Rng rng(448);
+  std::vector<int32_t> scale_bits(num_rows * 4);
+  for (int32_t& bits : scale_bits) bits = 0x3b000000 + static_cast<int32_t>(rng.next_u64() >> 41);
+  const Tensor scales = bench.alloc_i32(scale_bits);
+  const Tensor keys = bench.alloc_random(DType::kBF16, {num_rows, kMlaRopeDim});
+  const auto place = [&](const Tensor& from, int64_t offset, int64_t width) {
+    MOESAIC_CUDA_CHECK(cudaMemcpy2DAsync(rows.data<char>() + offset, kMlaFp8RowBytes, from.raw(), width, width,
+                                         num_rows, cudaMemcpyDeviceToDevice, bench.stream()));
+  };
+  place(scales, kMlaLatentDim, 16);
+  place(keys, kMlaLatentDim + 16, 2 * kMlaRopeDim);
+  return rows;
+}
 
 }  // namespace moesaic::cuda

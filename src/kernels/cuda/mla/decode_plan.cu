@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/args_check.h"
 #include "kernels/cuda/mla/decode_plan.h"
 #include "tensor/cuda/cuda_error.h"
 
@@ -167,32 +168,22 @@ int64_t mla_decode_workspace_bytes(const MlaDecodeShape& shape) {
 }
 
 absl::Status check_decode_shape(const MlaDecodeShape& shape) {
-  const auto in_range = [](int64_t value, int64_t max) { return value >= 1 && value <= max; };
-  if (!in_range(shape.num_seqs, kMlaMaxSeqs)) {
-    return absl::InvalidArgumentError(
-        str_cat("mla_decode: num_seqs ", shape.num_seqs, ", expected 1 to ", kMlaMaxSeqs));
-  }
-  if (!in_range(shape.num_heads, kMlaMaxHeads)) {
-    return absl::InvalidArgumentError(
-        str_cat("mla_decode: num_heads ", shape.num_heads, ", expected 1 to ", kMlaMaxHeads));
-  }
-  if (!in_range(shape.max_q_len, kMlaMaxQueries)) {
-    return absl::InvalidArgumentError(
-        str_cat("mla_decode: max_q_len ", shape.max_q_len, ", expected 1 to ", kMlaMaxQueries));
-  }
-  if (shape.cache_dtype != DType::kBF16 && shape.cache_dtype != DType::kE4M3) {
-    return absl::InvalidArgumentError(
-        str_cat("mla_decode: cache rows of ", std::string(dtype_name(shape.cache_dtype)), ", expected bf16 or e4m3"));
-  }
-  return absl::OkStatus();
+  ArgsCheck check("mla_decode");
+  check.size("num_seqs", shape.num_seqs, 1, kMlaMaxSeqs).size("num_heads", shape.num_heads, 1, kMlaMaxHeads);
+  check.size("max_q_len", shape.max_q_len, 1, kMlaMaxQueries).size("num_sms", shape.num_sms, 1, 1024);
+  check.require(shape.cache_dtype == DType::kBF16 || shape.cache_dtype == DType::kE4M3,
+                "cache rows of bf16, or e4m3 for FP8 rows");
+  return check.status();
 }
 
 absl::Status mla_decode_plan(cudaStream_t stream, const MlaDecodeShape& shape, const Tensor& kv_lens,
                              const Tensor& q_begin, const Tensor& plan) {
   MOESAIC_RETURN_IF_ERROR(check_decode_shape(shape));
-  MOESAIC_CHECK_EQ(kv_lens.dim(0), shape.num_seqs);
-  MOESAIC_CHECK_EQ(q_begin.dim(0), shape.num_seqs + 1);
-  MOESAIC_CHECK_GE(plan.num_bytes(), mla_decode_plan_bytes(shape));
+  ArgsCheck check("mla_decode_plan");
+  check.tensor("kv_lens", kv_lens, DType::kI32, {shape.num_seqs});
+  check.tensor("q_begin", q_begin, DType::kI32, {shape.num_seqs + 1});
+  check.memory("plan", plan, mla_decode_plan_bytes(shape));
+  MOESAIC_RETURN_IF_ERROR(check.status());
   const DecodeLayout layout = decode_layout(shape);
   const int num_seqs = static_cast<int>(shape.num_seqs);
   decode_plan_kernel<<<1, kPlanThreads, (num_seqs + 33) * sizeof(int), stream>>>(

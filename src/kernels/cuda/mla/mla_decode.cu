@@ -1,6 +1,7 @@
 // mla_decode: checks, tensor maps, choice of the kernel, merge.
 #include "kernels/cuda/mla/mla_decode.h"
 
+#include "kernels/cuda/args_check.h"
 #include "kernels/cuda/mla/decode_kernels.h"
 #include "tensor/cuda/cuda_error.h"
 #include "tensor/cuda/tensor_map.h"
@@ -11,20 +12,20 @@ namespace {
 constexpr double kLog2E = 1.4426950408889634;
 constexpr int64_t kWidth = kMlaLatentDim + kMlaRopeDim;
 
-// Mistakes of the caller, not of the user.
-void check_tensors(const MlaDecodeArgs& args) {
+absl::Status check_args(const MlaDecodeArgs& args) {
+  MOESAIC_RETURN_IF_ERROR(check_decode_shape(args.shape));
   const MlaDecodeShape& shape = args.shape;
-  MOESAIC_CHECK(args.q.dtype() == DType::kBF16 && args.out.dtype() == DType::kBF16);
-  MOESAIC_CHECK(args.q.is_contiguous() && args.out.is_contiguous() && args.rows.is_contiguous());
-  MOESAIC_CHECK(args.q.dim(1) == shape.num_heads && args.q.dim(2) == kWidth);
-  MOESAIC_CHECK(args.out.dim(0) == args.q.dim(0) && args.out.dim(1) == shape.num_heads);
-  MOESAIC_CHECK_EQ(args.out.dim(2), kMlaLatentDim);
-  MOESAIC_CHECK_EQ(args.rows.dtype(), shape.cache_dtype);
-  MOESAIC_CHECK_EQ(args.rows.dim(0) % kMlaBlockTokens, 0);
-  MOESAIC_CHECK_EQ(args.rows.dim(1), shape.cache_dtype == DType::kBF16 ? kWidth : kMlaFp8RowBytes);
-  MOESAIC_CHECK_EQ(args.block_table.dim(0), shape.num_seqs);
-  MOESAIC_CHECK_GE(args.plan.num_bytes(), mla_decode_plan_bytes(shape));
-  MOESAIC_CHECK_GE(args.workspace.num_bytes(), mla_decode_workspace_bytes(shape));
+  const int64_t num_tokens = args.q.dim(0), num_rows = args.rows.dim(0);
+  const int64_t columns = shape.cache_dtype == DType::kBF16 ? kWidth : kMlaFp8RowBytes;
+  ArgsCheck check("mla_decode");
+  check.tensor("q", args.q, DType::kBF16, {num_tokens, shape.num_heads, kWidth});
+  check.tensor("rows", args.rows, shape.cache_dtype, {num_rows, columns});
+  check.require(num_rows % kMlaBlockTokens == 0, "cache rows in blocks of 64");
+  check.table("block_table", args.block_table, shape.num_seqs);
+  check.memory("plan", args.plan, mla_decode_plan_bytes(shape));
+  check.memory("workspace", args.workspace, mla_decode_workspace_bytes(shape));
+  check.tensor("out", args.out, DType::kBF16, {num_tokens, shape.num_heads, kMlaLatentDim});
+  return check.status();
 }
 
 DecodeParams make_params(const MlaDecodeArgs& args, const DecodeLayout& layout) {
@@ -45,8 +46,7 @@ DecodeParams make_params(const MlaDecodeArgs& args, const DecodeLayout& layout) 
 }  // namespace
 
 absl::Status mla_decode(cudaStream_t stream, const MlaDecodeArgs& args) {
-  MOESAIC_RETURN_IF_ERROR(check_decode_shape(args.shape));
-  check_tensors(args);
+  MOESAIC_RETURN_IF_ERROR(check_args(args));
   if (args.q.dim(0) == 0) return absl::OkStatus();
   const DecodeLayout layout = decode_layout(args.shape);
   const DecodeParams params = make_params(args, layout);

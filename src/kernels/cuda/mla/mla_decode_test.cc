@@ -140,13 +140,15 @@ class Batch {
         if (anything[s]) std::fill_n(result->begin() + row_begin(s), row_begin(s + 1) - row_begin(s), 0.0f);
       }
     }
+    // Weights and results are bf16; FP8 rows and their weights become f16.
+    const double row_error = cache_dtype_ == DType::kBF16 ? 6e-3 : 9e-3;
     EXPECT_LT(test::rel_error(got, want), 4e-3) << "heads " << num_heads_ << ", multiprocessors " << num_sms;
     for (size_t s = 0; s < seqs_.size(); ++s) {
       for (int64_t row = q_begin_[s] * num_heads_; row < q_begin_[s + 1] * num_heads_; ++row) {
         const auto at = [&](const std::vector<float>& v) {
           return std::vector<float>(v.begin() + row * kMlaLatentDim, v.begin() + (row + 1) * kMlaLatentDim);
         };
-        ASSERT_LT(test::rel_error(at(got), at(want)), 1e-2)
+        ASSERT_LT(test::rel_error(at(got), at(want)), row_error)
             << "sequence " << s << " (" << seqs_[s].q_len << " queries, " << seqs_[s].kv_len << " keys), row "
             << row - q_begin_[s] * num_heads_ << ", heads " << num_heads_ << ", multiprocessors " << num_sms;
       }
@@ -307,26 +309,6 @@ TEST_P(MlaDecode, GraphsServeOtherLengths) {
 
 INSTANTIATE_TEST_SUITE_P(Rows, MlaDecode, testing::Values(DType::kBF16, DType::kE4M3),
                          [](const auto& info) { return std::string(dtype_name(info.param)); });
-
-TEST(MlaDecodeShapes, LimitsAreNamed) {
-  const MlaDecodeShape good{
-      .num_seqs = 2, .num_heads = 16, .max_q_len = 1, .cache_dtype = DType::kBF16, .num_sms = 132};
-  const auto message = [](MlaDecodeShape shape) {
-    return std::string(mla_decode_plan(nullptr, shape, Tensor(), Tensor(), Tensor()).message());
-  };
-  MlaDecodeShape shape = good;
-  shape.num_heads = 129;
-  EXPECT_EQ(message(shape), "mla_decode: num_heads 129, expected 1 to 128");
-  shape = good;
-  shape.max_q_len = 5;
-  EXPECT_EQ(message(shape), "mla_decode: max_q_len 5, expected 1 to 4");
-  shape = good;
-  shape.num_seqs = 0;
-  EXPECT_EQ(message(shape), "mla_decode: num_seqs 0, expected 1 to 8192");
-  shape = good;
-  shape.cache_dtype = DType::kF32;
-  EXPECT_EQ(message(shape), "mla_decode: cache rows of f32, expected bf16 or e4m3");
-}
 
 }  // namespace
 }  // namespace moesaic::cuda

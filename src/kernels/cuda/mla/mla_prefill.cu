@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/args_check.h"
 #include "kernels/cuda/mla/mla_prefill.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma.cuh"
@@ -369,33 +370,26 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-absl::Status check(const MlaPrefillArgs& args) {
-  if (args.num_heads < 1 || args.q_begin.dim(0) < 2) {
-    return absl::InvalidArgumentError(str_cat("mla_prefill: ", args.num_heads, " heads and ", args.q_begin.dim(0) - 1,
-                                              " sequences, expected at least one of each"));
-  }
-  for (const Tensor* tensor : {&args.q, &args.k, &args.v}) {
-    if (tensor->row_stride() % 8 != 0 || reinterpret_cast<uintptr_t>(tensor->raw()) % 16 != 0) {
-      return absl::InvalidArgumentError(str_cat("mla_prefill: rows ", tensor->row_stride(),
-                                                " elements apart, expected a multiple of 8 and 16-byte alignment"));
-    }
-  }
-  for (const Tensor* tensor : {&args.q, &args.k, &args.v, &args.out}) MOESAIC_CHECK_EQ(tensor->dtype(), DType::kBF16);
-  MOESAIC_CHECK_EQ(args.q.dim(1), args.num_heads * kMlaKeyDim);
-  MOESAIC_CHECK_EQ(args.k.dim(1), args.num_heads * kMlaKeyDim);
-  MOESAIC_CHECK_EQ(args.v.dim(1), args.num_heads * kMlaValueDim);
-  MOESAIC_CHECK_EQ(args.out.dim(1), args.num_heads * kMlaValueDim);
-  MOESAIC_CHECK_EQ(args.k.dim(0), args.v.dim(0));
-  MOESAIC_CHECK_EQ(args.out.dim(0), args.q.dim(0));
-  MOESAIC_CHECK_EQ(args.kv_begin.dim(0), args.q_begin.dim(0));
-  MOESAIC_CHECK_GE(args.workspace.num_bytes(), kMlaPrefillWorkspaceBytes);
-  return absl::OkStatus();
+absl::Status check_args(const MlaPrefillArgs& args) {
+  const int64_t num_tokens = args.q.dim(0), num_keys = args.k.dim(0), num_seqs = args.q_begin.dim(0) - 1;
+  ArgsCheck check("mla_prefill");
+  check.size("num_heads", args.num_heads, 1, 1024).size("num_seqs", num_seqs, 1, 1 << 20);
+  check.size("num_sms", args.num_sms, 1, 1024);
+  if (!check.ok()) return check.status();
+  check.matrix("q", args.q, DType::kBF16, num_tokens, args.num_heads * kMlaKeyDim);
+  check.matrix("k", args.k, DType::kBF16, num_keys, args.num_heads * kMlaKeyDim);
+  check.matrix("v", args.v, DType::kBF16, num_keys, args.num_heads * kMlaValueDim);
+  check.tensor("q_begin", args.q_begin, DType::kI32, {num_seqs + 1});
+  check.tensor("kv_begin", args.kv_begin, DType::kI32, {num_seqs + 1});
+  check.memory("workspace", args.workspace, kMlaPrefillWorkspaceBytes);
+  check.matrix("out", args.out, DType::kBF16, num_tokens, args.num_heads * kMlaValueDim);
+  return check.status();
 }
 
 }  // namespace
 
 absl::Status mla_prefill(cudaStream_t stream, const MlaPrefillArgs& args) {
-  MOESAIC_RETURN_IF_ERROR(check(args));
+  MOESAIC_RETURN_IF_ERROR(check_args(args));
   if (args.q.dim(0) == 0) return absl::OkStatus();
   // Columns as chunks of 64: one load brings a head's chunks in the layout that wgmma reads.
   const auto chunks_map = [&](const Tensor& rows, int box_chunks) {

@@ -27,7 +27,7 @@ struct MlaPrefillArgs {
   Tensor out;        // [num_tokens, num_heads * 128] bf16; rows of no sequence are not written
   int num_sms;       // DeviceInfo::num_sms
 };
-// Errors: no heads or sequences, strides that TMA cannot load.
+// Errors: what is not as above, named; at most 1,024 heads and 2^20 sequences.
 absl::Status mla_prefill(cudaStream_t stream, const MlaPrefillArgs& args);
 
 }  // namespace moesaic::cuda

@@ -85,7 +85,7 @@ class Batch {
         const auto at = [&](const std::vector<float>& values) {
           return std::vector<float>(values.begin() + row * kMlaValueDim, values.begin() + (row + 1) * kMlaValueDim);
         };
-        ASSERT_LT(test::rel_error(at(got), at(want)), 2e-2)
+        ASSERT_LT(test::rel_error(at(got), at(want)), 6e-3)
             << "sequence " << s << " (" << seqs_[s].q_len << " queries, " << seqs_[s].kv_len << " keys), query "
             << row / num_heads_ - q_begin_[s] << ", head " << row % num_heads_;
       }
