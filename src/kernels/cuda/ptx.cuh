@@ -208,10 +208,10 @@ __device__ __forceinline__ uint4 load_global_once(const void* from) {
                : "memory");
   return value;
 }
-__device__ __forceinline__ float load_global_once_f32(const void* from) {
-  float value;
-  asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];"
-               : "=f"(value)
+__device__ __forceinline__ float2 load_global_once_f32x2(const void* from) {
+  float2 value;
+  asm volatile("ld.global.L1::no_allocate.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
                : "l"(__cvta_generic_to_global(from))
                : "memory");
   return value;
@@ -289,6 +289,12 @@ __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ uint32_t load_shared_u32(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ float load_shared_f32(uint32_t address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
@@ -320,6 +326,12 @@ __device__ __forceinline__ void store_shared_f32x4(uint32_t address, const float
 }
 __device__ __forceinline__ void store_shared_f32x2(uint32_t address, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, uint32_t a, uint32_t b) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+__device__ __forceinline__ void store_shared_u32(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 __device__ __forceinline__ void store_shared_f32(uint32_t address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");

@@ -78,12 +78,15 @@ inline DecodeBenchData decode_bench_data(KernelBench& bench, const DecodeBenchSh
 // Enough for every batch.
 inline constexpr int64_t kDecodeBenchBlocks = int64_t{128} * 32768 / kMlaBlockTokens + 8;
 
-// The cache of all batches: random values; scales of FP8 rows are of ordinary size.
+// The cache of all batches: random values; scales of FP8 rows are of ordinary size, in [2^-9, 2^-8).
 inline Tensor decode_bench_rows(KernelBench& bench, DType dtype) {
   const int64_t num_rows = kDecodeBenchBlocks * kMlaBlockTokens;
   if (dtype == DType::kBF16) return bench.alloc_random(dtype, {num_rows, kMlaLatentDim + kMlaRopeDim});
   const Tensor rows = bench.alloc_random(dtype, {num_rows, kMlaFp8RowBytes}, 448.0f);
-  const Tensor scales = bench.alloc_random(DType::kF32, {num_rows, 4}, 1.0f / 448);
+  Rng rng(448);
+  std::vector<int32_t> scale_bits(num_rows * 4);
+  for (int32_t& bits : scale_bits) bits = 0x3b000000 + static_cast<int32_t>(rng.next_u64() >> 41);
+  const Tensor scales = bench.alloc_i32(scale_bits);
   const Tensor keys = bench.alloc_random(DType::kBF16, {num_rows, kMlaRopeDim});
   const auto place = [&](const Tensor& from, int64_t offset, int64_t width) {
     MOESAIC_CUDA_CHECK(cudaMemcpy2DAsync(rows.data<char>() + offset, kMlaFp8RowBytes, from.raw(), width, width,

@@ -10,7 +10,7 @@ template <int N>
 struct Bf16Format {
   static constexpr int kRows = N, kStages = 2;
   static constexpr bool kAdjacent = false;
-  static constexpr float kUnit = 1.0f;
+  static constexpr float kHeadroom = 0.0f;
   struct Stage {
     uint8_t tiles[9][kTile];
   };
@@ -50,7 +50,7 @@ struct Bf16Format {
     narrow_release(math, &math.shared.q_empty);
   }
 
-  static __device__ __forceinline__ void scores(Math& math, float (&s)[N / 2], int stage) {
+  static __device__ __forceinline__ LatentUnit scores(Math& math, float (&s)[N / 2], int stage, int) {
     const uint32_t k = shared_address(&math.shared.stages[stage]), q = shared_address(&math.shared.query);
     pin(s);
     wgmma_fence();
@@ -62,12 +62,16 @@ struct Bf16Format {
     wgmma_commit();
     wgmma_wait<0>();
     pin(s);
+    return {};
   }
 
   // Also zeros the latents of rows from `num_keys` on: they may hold NaN, and 0 * NaN is NaN.
-  static __device__ __forceinline__ void store_p(Math& math, const float (&s)[N / 2], int stage, int num_keys) {
-    store_transposed<N>(shared_address(math.shared.query.p[math.warpgroup]), s, math.warp, math.lane,
-                        [](int) { return 1.0f; });
+  static __device__ __forceinline__ void store_p(Math& math, const float (&s)[N / 2], const LatentUnit&, int stage,
+                                                 int num_keys) {
+    uint32_t p[N / 4];
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) p[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+    store_transposed<N>(shared_address(math.shared.query.p[math.warpgroup]), p, math.warp, math.lane);
     if (num_keys >= 64) return;
     for (int i = math.thread; i < (64 - num_keys) * 64; i += 128) {
       uint8_t* tile = math.shared.stages[stage].tiles[i % 64 / 8];

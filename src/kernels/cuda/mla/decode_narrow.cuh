@@ -7,15 +7,18 @@
 //   kRows, kStages; Stage and Query, types in shared memory; Maps, the tensor maps;
 //   load_query, load_block          by the loading thread
 //   begin_item, query_read          by the math threads: Q is there; this warpgroup has read it for the last time
-//   scores, store_p, values         S^T, P^T to shared memory, O^T += V^T P^T
-//   kAdjacent, kUnit                whether the products' rows r and r + 8 are adjacent latents (2 r and 2 r + 1 of
-//   16), or r
-//                                   and r + 8; what O^T has to be multiplied by
+//   scores, store_p, values         S^T, with the unit of the block's latents, P^T to shared memory, O^T += V^T P^T
+//   kAdjacent                       whether the products' rows r and r + 8 are adjacent latents (2 r and 2 r + 1 of
+//                                   16), or r and r + 8
+//   kHeadroom                       log2 of P's largest value where a row's maximum is as it was set
+//
+// A row's maximum changes only where a block exceeds it by more than kNarrowSlack (log2): O^T is seldom scaled.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/mla/decode_kernels.h"
+#include "kernels/cuda/mla/f16_latents.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma.cuh"
 #include "tensor/cuda/cuda_error.h"
@@ -25,7 +28,21 @@ namespace moesaic::cuda {
 constexpr int kNarrowThreads = 384;     // warpgroups 0 and 1 compute, the first thread of 2 loads
 constexpr float kNarrowNoMax = -1e30f;  // finite: exp2(-inf - kNarrowNoMax) is 0
 
+constexpr float kNarrowSlack = 8.0f;
+
 enum NarrowBarrier { kWarpgroup = 1, kBoth = 3 };  // kWarpgroup + 0 and + 1: one warpgroup
+
+// Where the count-th block of a thread block goes. Each `full` barrier is one warpgroup's: whoever waits for a phase
+// must have seen the one before, or takes the last but one for it. With an odd number of stages a stage's blocks go to
+// both warpgroups in turn, so there are twice as many barriers.
+template <typename Format>
+struct NarrowPlace {
+  static constexpr int kFull = Format::kStages % 2 == 0 ? Format::kStages : 2 * Format::kStages;
+  int full, stage;
+  uint32_t full_parity;
+  __device__ __forceinline__ explicit NarrowPlace(int count)
+      : full(count % kFull), stage(full % Format::kStages), full_parity(count / kFull & 1) {}
+};
 
 template <typename Format>
 struct NarrowShared {
@@ -34,7 +51,7 @@ struct NarrowShared {
   float max[2][4][Format::kRows];  // of the keys of each warp
   float sum[2][4][Format::kRows];
   float other_max[2][Format::kRows], other_sum[2][Format::kRows];
-  uint64_t q_full, q_empty, full[Format::kStages], empty[Format::kStages];
+  uint64_t q_full, q_empty, full[NarrowPlace<Format>::kFull], empty[Format::kStages];
 };
 
 struct NarrowTask {
@@ -94,10 +111,12 @@ __device__ __forceinline__ void narrow_mask(const NarrowMath<Format>& math, floa
   }
 }
 
-// Maxima over the block's keys, merged into `max`; `factor` is for what was summed so far.
+// Maxima over the block's keys, merged into `max`. Where one changes, for all threads of the warpgroup alike, the
+// result is true and `factor` is for what was summed so far.
 template <typename Format>
-__device__ __forceinline__ void narrow_max(NarrowMath<Format>& math, const float (&s)[Format::kRows / 2],
-                                           float (&max)[Format::kRows / 4], float (&factor)[Format::kRows / 4]) {
+__device__ __forceinline__ bool narrow_max(NarrowMath<Format>& math, const float (&s)[Format::kRows / 2],
+                                           const LatentUnit& unit, float (&max)[Format::kRows / 4],
+                                           float (&factor)[Format::kRows / 4]) {
   constexpr int kColumns = Format::kRows / 4;
   float best[kColumns];
 #pragma unroll
@@ -114,6 +133,7 @@ __device__ __forceinline__ void narrow_max(NarrowMath<Format>& math, const float
     }
   }
   named_sync(kWarpgroup + math.warpgroup, 128);
+  bool changed = false;
 #pragma unroll
   for (int c = 0; c < kColumns; c += 2) {
     float2 value = {-INFINITY, -INFINITY};
@@ -124,39 +144,42 @@ __device__ __forceinline__ void narrow_max(NarrowMath<Format>& math, const float
     }
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const float before = max[c + e];
-      max[c + e] = fmaxf(before, (e == 0 ? value.x : value.y) * math.scale[c + e]);
-      factor[c + e] = exp2_approx(before - max[c + e]);
+      const float largest = fmaf(e == 0 ? value.x : value.y, math.scale[c + e], unit.exponent - Format::kHeadroom);
+      const bool exceeds = largest > max[c + e] + kNarrowSlack;
+      factor[c + e] = exceeds ? exp2_approx(max[c + e] - largest) : 1.0f;
+      if (exceeds) max[c + e] = largest;
+      changed |= exceeds;
     }
   }
+  return __any_sync(0xffffffff, changed);
 }
 
-// s = exp2(s scale - max), added to `sum`.
+// s = exp2(s scale + exponent - max), added to `sum`.
 template <typename Format>
 __device__ __forceinline__ void narrow_exponentials(const NarrowMath<Format>& math, float (&s)[Format::kRows / 2],
-                                                    const float (&max)[Format::kRows / 4],
+                                                    const LatentUnit& unit, const float (&max)[Format::kRows / 4],
                                                     float (&sum)[Format::kRows / 4]) {
 #pragma unroll
-  for (int i = 0; i < Format::kRows / 2; ++i) {
-    const int c = i / 4 * 2 + i % 2;
-    s[i] = exp2_approx(fmaf(s[i], math.scale[c], -max[c]));
-    sum[c] += s[i];
+  for (int c = 0; c < Format::kRows / 4; ++c) {
+    float part = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float& value = s[c / 2 * 4 + 2 * i + c % 2];
+      value = exp2_approx(fmaf(value, math.scale[c], unit.exponent - max[c]));
+      part += value;
+    }
+    sum[c] = fmaf(part, unit.inverse, sum[c]);
   }
 }
 
-// P^T, here as factor(i) s with i = 0, 1 for the thread's two keys, to shared memory as [rows][64 keys] of bf16.
-template <int kRows, typename Factor>
-__device__ __forceinline__ void store_transposed(uint32_t to, const float (&s)[kRows / 2], int warp, int lane,
-                                                 const Factor& factor) {
+// P^T, pairs of rows in p[2 j + i], i = 0, 1 for the thread's two keys, to shared memory as [rows][64 keys] of 16 bits.
+template <int kRows>
+__device__ __forceinline__ void store_transposed(uint32_t to, const uint32_t (&p)[kRows / 4], int warp, int lane) {
 #pragma unroll
   for (int j = 0; j < kRows / 8; j += 2) {  // matrices: keys 0-7 and 8-15 of rows 8 j .., then of rows 8 (j + 1) ..
     const int row = 8 * j + lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
-    uint32_t m[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      m[i] = pack_bf16(s[4 * j + 2 * i] * factor(i % 2), s[4 * j + 2 * i + 1] * factor(i % 2));
-    }
-    store_matrices_transposed(to + row * 128 + ((chunk ^ (row & 7)) * 16), m[0], m[1], m[2], m[3]);
+    store_matrices_transposed(to + row * 128 + ((chunk ^ (row & 7)) * 16), p[2 * j], p[2 * j + 1], p[2 * j + 2],
+                              p[2 * j + 3]);
   }
 }
 
@@ -290,23 +313,25 @@ __device__ __forceinline__ void narrow_item(NarrowMath<Format>& math, const Narr
 #pragma unroll 1
   for (int b = math.warpgroup; b < task.num_blocks; b += 2) {
     const int first_key = (task.first_block + b) * 64;
-    stage = (first + b) % kStages;
+    const NarrowPlace<Format> place(first + b);
+    stage = place.stage;
     float s[kRows / 2], factor[kColumns];
-    barrier_wait(shared_address(&math.shared.full[stage]), (first + b) / kStages & 1);
-    Format::scores(math, s, stage);
+    barrier_wait(shared_address(&math.shared.full[place.full]), place.full_parity);
+    const LatentUnit unit = Format::scores(math, s, stage, task.kv_len - first_key);
     if (b + 2 >= task.num_blocks) Format::query_read(math);
     narrow_mask(math, s, task, first_key);
-    narrow_max(math, s, max, factor);
+    if (narrow_max(math, s, unit, max, factor)) {
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) sum[c] *= factor[c];
-    narrow_exponentials(math, s, max, sum);
-    Format::store_p(math, s, stage, task.kv_len - first_key);
-    fence_async_shared();
+      for (int c = 0; c < kColumns; ++c) sum[c] *= factor[c];
 #pragma unroll
-    for (int t = 0; t < 8; ++t) {
+      for (int t = 0; t < 8; ++t) {
 #pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) o[t][i] *= factor[i / 4 * 2 + i % 2];
+        for (int i = 0; i < kRows / 2; ++i) o[t][i] *= factor[i / 4 * 2 + i % 2];
+      }
     }
+    narrow_exponentials(math, s, unit, max, sum);
+    Format::store_p(math, s, unit, stage, task.kv_len - first_key);
+    fence_async_shared();
     named_sync(kWarpgroup + math.warpgroup, 128);
     Format::values(math, o, stage);
     if (b + 2 < task.num_blocks) narrow_release(math, &math.shared.empty[stage]);
@@ -319,7 +344,7 @@ __device__ __forceinline__ void narrow_item(NarrowMath<Format>& math, const Narr
   float factor[kColumns];
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
-    factor[c] = sum[c] > 0.0f ? Format::kUnit / sum[c] : 0.0f;
+    factor[c] = sum[c] > 0.0f ? 1.0f / sum[c] : 0.0f;
     const int row = narrow_column(math.lane, c);
     if (slot >= 0 && math.warpgroup == 0 && math.warp == 0 && math.lane < 4 && row < task.num_rows) {
       math.params.partial_lse[int64_t{slot} * math.params.partial_rows + task.first_row + row] =
@@ -345,10 +370,8 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   if (threadIdx.x == 0) {
     barrier_init(shared_address(&shared.q_full), 1);
     barrier_init(shared_address(&shared.q_empty), 8);
-    for (int stage = 0; stage < Format::kStages; ++stage) {
-      barrier_init(shared_address(&shared.full[stage]), 1);
-      barrier_init(shared_address(&shared.empty[stage]), 4);
-    }
+    for (uint64_t& full : shared.full) barrier_init(shared_address(&full), 1);
+    for (uint64_t& empty : shared.empty) barrier_init(shared_address(&empty), 4);
     barrier_init_fence();
   }
   __syncthreads();
@@ -369,10 +392,11 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
       const int num_blocks = item.block_end - item.block_begin;
       int next_row = num_blocks > 0 ? table[0] * 64 : 0;
       for (int b = 0; b < num_blocks; ++b, ++taken) {
-        const int stage = taken % Format::kStages, row = next_row;
+        const NarrowPlace<Format> place(taken);
+        const int row = next_row;
         if (b + 1 < num_blocks) next_row = table[b + 1] * 64;  // arrives meanwhile
-        barrier_wait(shared_address(&shared.empty[stage]), (taken / Format::kStages & 1) ^ 1);
-        Format::load_block(maps, shared.stages[stage], row, shared_address(&shared.full[stage]));
+        barrier_wait(shared_address(&shared.empty[place.stage]), (taken / Format::kStages & 1) ^ 1);
+        Format::load_block(maps, shared.stages[place.stage], row, shared_address(&shared.full[place.full]));
         if (b == 0)
           Format::load_query(maps, shared, item.q_begin * params.num_heads + tile * Format::kRows, num_queries++);
       }

@@ -1,17 +1,12 @@
-// FP8 rows for the narrow decode kernel. Nothing is written back to shared memory dequantised: both products take their
-// A operand from registers, made from e4m3 bytes on the way.
+// FP8 rows for the narrow decode kernel. Nothing is written back to shared memory dequantised.
 //
-// Keys, for S^T: e4m3 to f16 is exact and one instruction for two elements; the products of the four scale groups are
-// summed apart, in units of their scales. Q becomes f16 too, each row shifted by a power of two so that its largest
-// element is near 2^14: only elements 2^-31 of that lose bits. Values, for O^T: e4m3 to bf16 times 2^-120 is a shift of
-// exponent and mantissa bits; scales and 2^60 go into P, which exists once for each scale group; O^T comes out
-// times 2^-60.
+// Keys, for S^T: the tensor cores read their bytes. A row of Q, times a power of two that brings its largest element
+// near 2^8, is the sum of two e4m3, high + low / 16: exactly where an element is within 2^-14 of the largest, and
+// within 2^-22 of the largest everywhere. The products of both halves and the four scale groups are summed apart; the
+// tensor cores' sums of 128 such products are 1e-4 off. Values, for O^T: bytes become f16 in registers; P has their
+// scales, so it exists once for each scale group.
 //
-// Element orders are free where a product sums over them or where its rows are stored: of 64 keys x 128 bytes, lane 4 g
-// + c takes the 16-byte chunks 2 c and 2 c + 1 of key g (no bank conflicts under the swizzle), and Q is permuted alike;
 // V^T comes by transposing loads of 16-bit pairs of latents, whose even and odd bytes are rows r and r + 8.
-#include <cuda_fp16.h>
-
 #include "kernels/cuda/mla/decode_narrow.cuh"
 
 namespace moesaic::cuda {
@@ -19,28 +14,11 @@ namespace {
 
 constexpr int kLatentTile = 64 * 128;  // bytes of 64 keys x one scale group
 
-// Two e4m3 to two f16.
-__device__ __forceinline__ uint32_t e4m3_to_f16(uint32_t pair) {
-  uint32_t result;
-  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}\n"
-      : "=r"(result)
-      : "r"(pair));
-  return result;
-}
-__device__ __forceinline__ uint32_t e4m3_high_to_f16(uint32_t pairs) {
-  uint32_t result;
-  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}\n"
-      : "=r"(result)
-      : "r"(pairs));
-  return result;
-}
-
-// Bytes 0 and 2, or 1 and 3, to two bf16, times 2^-120: sign, then exponent and mantissa four bits lower.
-__device__ __forceinline__ uint32_t even_bytes_to_bf16(uint32_t bytes) {
-  return (bytes & 0x00800080u) * 256 + (bytes & 0x007f007fu) * 16;
-}
-__device__ __forceinline__ uint32_t odd_bytes_to_bf16(uint32_t bytes) {
-  return (bytes & 0x80008000u) | ((bytes & 0x7f007f00u) >> 4);
+// (lo, hi) as two e4m3.
+__device__ __forceinline__ uint32_t pack_e4m3(float lo, float hi) {
+  uint16_t packed;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(hi), "f"(lo));
+  return packed;
 }
 
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], uint32_t address) {
@@ -53,20 +31,19 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], uint3
 template <int N>
 struct Fp8Format {
   static constexpr int kRows = N, kStages = N == 16 ? 4 : 3;
-  // Operands and sums of a pass while the one before is still running: registers allow it beside 16 columns of O^T.
-  static constexpr int kBuffers = N == 16 ? 2 : 1;
   static constexpr bool kAdjacent = true;
-  static constexpr float kUnit = 0x1p60f;
+  static constexpr float kHeadroom =
+      6.0f;  // P times a scale, after kNarrowSlack and a scale of almost 2, is below 2^15
   struct Stage {
     uint8_t latents[4][kLatentTile];  // a scale group each, 128-byte swizzle
     uint8_t keys[64 * 128];           // 64 rotated keys in bf16, 128-byte swizzle
     float scales[64][4];
   };
   struct Query {
-    uint8_t latents[8][N * 128];  // f16, permuted
-    uint8_t keys[N * 128];        // bf16
-    uint8_t p[2][4][N * 128];     // of a warpgroup and scale group: N rows x 64 keys
-    float inverse[N];             // of the powers of two
+    uint8_t latents[4][2 * N * 128];  // a scale group each: N rows of high halves, then N of low ones
+    uint8_t keys[N * 128];            // bf16
+    uint8_t p[2][4][N * 128];         // of a warpgroup and scale group: N rows x 64 keys
+    float inverse[N];                 // of the powers of two
   };
   struct Maps {
     CUtensorMap latents;  // boxes of 128 bytes x 64 rows, swizzled; the keys too
@@ -108,23 +85,27 @@ struct Fp8Format {
     for (int step = kRowThreads / 2; step > 0; step /= 2) {
       largest = max(largest, __shfl_xor_sync(0xffffffff, largest, step));
     }
-    // 2^e that brings the largest element to [2^14, 2^15): its biased exponent, and the inverse's.
-    const uint32_t shift = min(268u - (largest >> 23), 253u);
+    // 2^e that brings the largest element to [2^7, 2^8): its biased exponent, and the inverse's.
+    const uint32_t shift = min(261u - (largest >> 23), 253u);
     const float factor = __uint_as_float(shift << 23);
     auto& query = math.shared.query;
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
-      const int chunk = lane + i * kRowThreads, c = chunk % 16 / 4, h = chunk / 2 % 2;  // chunk 16 g + 4 c + 2 h + half
-      uint8_t* tile = query.latents[chunk / 16 * 2 + h] + row * 128;
+      const int chunk = lane + i * kRowThreads;  // of 16 in a scale group
       const uint32_t pairs[4] = {chunks[i].x, chunks[i].y, chunks[i].z, chunks[i].w};
+      uint32_t high[4], low[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const __half2 value = __floats2half2_rn(__uint_as_float(pairs[k] << 16) * factor,
-                                                __uint_as_float(pairs[k] & 0xffff0000u) * factor);
-        const int step = chunk % 2 * 2 + k / 2;  // of 16 columns; in it, columns 2 c + 8 (k % 2) and the next
-        const int to = ((2 * step + k % 2) ^ (row & 7)) * 16 + 4 * c;
-        *reinterpret_cast<__half2*>(tile + to) = value;
+        const float2 value = {__uint_as_float(pairs[k] << 16) * factor,
+                              __uint_as_float(pairs[k] & 0xffff0000u) * factor};
+        high[k] = pack_e4m3(value.x, value.y);
+        const uint32_t back = low_e4m3_to_f16(high[k]);
+        const float2 rounded = __half22float2(reinterpret_cast<const __half2&>(back));
+        low[k] = pack_e4m3((value.x - rounded.x) * 16.0f, (value.y - rounded.y) * 16.0f);
       }
+      uint8_t* to = query.latents[chunk / 16] + row * 128 + ((chunk % 16 / 2) ^ (row & 7)) * 16 + chunk % 2 * 8;
+      *reinterpret_cast<uint2*>(to) = make_uint2(high[0] | high[1] << 16, high[2] | high[3] << 16);
+      *reinterpret_cast<uint2*>(to + N * 128) = make_uint2(low[0] | low[1] << 16, low[2] | low[3] << 16);
     }
     if (lane < 8) {
       const uint4 keys = exists ? from[64 + lane] : make_uint4(0, 0, 0, 0);
@@ -142,124 +123,119 @@ struct Fp8Format {
   }
   static __device__ __forceinline__ void query_read(Math&) {}
 
-  static __device__ __forceinline__ void scores(Math& math, float (&s)[N / 2], int stage_index) {
+  // Of the block's `num_keys` keys; the scores of others may be anything.
+  static __device__ __forceinline__ LatentUnit scores(Math& math, float (&s)[N / 2], int stage_index, int num_keys) {
     const Stage& stage = math.shared.stages[stage_index];
-    const uint32_t q = shared_address(&math.shared.query);
-    const int key = 16 * math.warp + math.lane / 4;
-    float groups[kBuffers][N / 2];
-    uint32_t a[kBuffers][4][4];
+    const uint32_t q = shared_address(&math.shared.query), k = shared_address(&stage);
     pin(s);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      wgmma_ss<N>(s, wgmma_operand(shared_address(stage.keys)) + k * 32, wgmma_operand(q) + (8 * N * 128 + k * 32),
-                  k > 0);
+    for (int i = 0; i < 4; ++i) {
+      wgmma_ss<N>(s, wgmma_operand(k) + (4 * kLatentTile + i * 32), wgmma_operand(q) + (8 * N * 128 + i * 32), i > 0);
     }
-    wgmma_commit();
-    const auto add = [&](int g) {
+    float sums[N];  // of a scale group: high halves of Q, then low ones
+    LatentUnit unit;
+    float4 scales[2];
+#pragma unroll
+    for (int g = 0; g < 4; ++g) {
+      pin(sums);
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        wgmma_ss_e4m3<2 * N>(sums, wgmma_operand(k) + (g * kLatentTile + i * 32),
+                             wgmma_operand(q) + (g * 2 * N * 128 + i * 32), i > 0);
+      }
+      wgmma_commit();
+      if (g == 0) {  // meanwhile
+        const auto* all = reinterpret_cast<const float4*>(stage.scales);
+        const uint32_t largest = max(largest_scale(all[math.lane], math.lane < num_keys),
+                                     largest_scale(all[math.lane + 32], math.lane + 32 < num_keys));
+        unit = latent_unit(__reduce_max_sync(0xffffffff, largest));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) scales[i] = all[16 * math.warp + math.lane / 4 + 8 * i];
+      }
+      wgmma_wait<0>();
+      pin(sums);
+      if (g == 0) pin(s);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float scale = stage.scales[key + 8 * i][g];
+        const float scale = g == 0 ? scales[i].x : g == 1 ? scales[i].y : g == 2 ? scales[i].z : scales[i].w;
 #pragma unroll
         for (int c = 0; c < N / 4; ++c) {
           const int e = c / 2 * 4 + 2 * i + c % 2;
-          s[e] = fmaf(groups[g % kBuffers][e], scale, s[e]);
+          s[e] = fmaf(fmaf(sums[N / 2 + e], 0.0625f, sums[e]), scale, s[e]);
         }
-      }
-    };
-#pragma unroll
-    for (int pass = 0; pass < 8; ++pass) {  // 64 columns: scale group pass / 2
-      const int g = pass / 2, h = pass % 2, buffer = pass % kBuffers;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = key + 8 * i, chunk = (2 * (math.lane % 4) + h) ^ (row & 7);
-        const uint4 bytes = *reinterpret_cast<const uint4*>(stage.latents[g] + row * 128 + chunk * 16);
-        const uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          a[buffer][k][i] = e4m3_to_f16(words[k]);
-          a[buffer][k][2 + i] = e4m3_high_to_f16(words[k]);
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < 4; ++k) pin(a[buffer][k]);
-      if (h == 0) pin(groups[g % kBuffers]);
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        wgmma_rs_f16<N>(groups[g % kBuffers], a[buffer][k], wgmma_operand(q) + (pass * N * 128 + k * 32),
-                        h > 0 || k > 0);
-      }
-      wgmma_commit();
-      wgmma_wait<kBuffers - 1>();
-      const int done = pass + 1 - kBuffers;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (done >= 0) pin(a[done % kBuffers][k]);
-      }
-      if (pass == 0) pin(s);
-      if (done >= 0 && done % 2 == 1) {
-        pin(groups[done / 2 % kBuffers]);
-        add(done / 2);
       }
     }
-    if (kBuffers == 1) return;
-    wgmma_wait<0>();
-    pin(groups[kBuffers - 1]);
-    add(3);
+    return unit;
   }
 
-  // P times the keys' scales; keys from `num_keys` on may have any scale, NaN too.
-  static __device__ __forceinline__ void store_p(Math& math, const float (&s)[N / 2], int stage, int num_keys) {
+  // P times the keys' scales. Keys from `num_keys` on may have any scale and latents, NaN too: those become zeros, as 0
+  // * NaN is NaN.
+  static __device__ __forceinline__ void store_p(Math& math, const float (&s)[N / 2], const LatentUnit& unit,
+                                                 int stage_index, int num_keys) {
+    Stage& stage = math.shared.stages[stage_index];
     const int key = 16 * math.warp + math.lane / 4;
+    uint32_t p[N / 4];
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) p[i] = pack_f16(s[2 * i], s[2 * i + 1]);
 #pragma unroll
     for (int g = 0; g < 4; ++g) {
-      float scales[2];
+      uint32_t scaled[N / 4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        scales[i] = key + 8 * i < num_keys ? math.shared.stages[stage].scales[key + 8 * i][g] * 0x1p60f : 0.0f;
+        const float scale = key + 8 * i < num_keys ? stage.scales[key + 8 * i][g] * unit.inverse : 0.0f;
+        const uint32_t pair = pack_f16(scale, scale);
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) scaled[2 * j + i] = multiply_f16(p[2 * j + i], pair);
       }
-      store_transposed<N>(shared_address(math.shared.query.p[math.warpgroup][g]), s, math.warp, math.lane,
-                          [&](int i) { return scales[i]; });
+      store_transposed<N>(shared_address(math.shared.query.p[math.warpgroup][g]), scaled, math.warp, math.lane);
+    }
+    if (num_keys >= 64) return;
+    for (int i = math.thread; i < (64 - num_keys) * 32; i += 128) {
+      uint8_t* row = stage.latents[i % 32 / 8] + (num_keys + i / 32) * 128;
+      *reinterpret_cast<uint4*>(row + i % 8 * 16) = make_uint4(0, 0, 0, 0);
     }
   }
 
+  // Operands of one product are made while the one before is running.
   static __device__ __forceinline__ void values(Math& math, float (&o)[8][N / 2], int stage) {
     const uint32_t v = shared_address(&math.shared.stages[stage]);
     const uint32_t p = shared_address(math.shared.query.p[math.warpgroup]);
-    uint32_t a[kBuffers][4][4];
-#pragma unroll
-    for (int t = 0; t < 8; ++t) {
-      const int buffer = t % kBuffers;
+    uint32_t bytes[2][2][4], a[2][4][4];
+    const auto load = [&](int t) {  // 32 keys at a time
       const uint32_t row =
           v + t / 2 * kLatentTile + math.lane * 128 + (((4 * (t % 2) + math.warp) ^ (math.lane & 7)) * 16);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {  // 32 keys
-        uint32_t m[4];
-        load_matrices_transposed(m, row + half * 32 * 128);
+      for (int half = 0; half < 2; ++half) load_matrices_transposed(bytes[t % 2][half], row + half * 32 * 128);
+    };
+    load(0);
 #pragma unroll
-        for (int k = 0; k < 2; ++k) {
+    for (int t = 0; t < 8; ++t) {
+      if (t < 7) load(t + 1);
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            a[buffer][2 * half + k][2 * i] = even_bytes_to_bf16(m[2 * k + i]);
-            a[buffer][2 * half + k][2 * i + 1] = odd_bytes_to_bf16(m[2 * k + i]);
-          }
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t pairs = __byte_perm(bytes[t % 2][half][i], 0, 0x3120);  // even latents of both keys, then odd
+          a[t % 2][2 * half + i / 2][i % 2 * 2] = low_e4m3_to_f16(pairs);
+          a[t % 2][2 * half + i / 2][i % 2 * 2 + 1] = high_e4m3_to_f16(pairs);
         }
       }
 #pragma unroll
-      for (int k = 0; k < 4; ++k) pin(a[buffer][k]);
+      for (int k = 0; k < 4; ++k) pin(a[t % 2][k]);
       pin(o[t]);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) wgmma_rs<N>(o[t], a[buffer][k], wgmma_operand(p) + (t / 2 * N * 128 + k * 32), true);
-      wgmma_commit();
-      wgmma_wait<kBuffers - 1>();
-      const int done = t + 1 - kBuffers;
-      if (done >= 0) {
-        pin(o[done]);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) pin(a[done % kBuffers][k]);
+      for (int k = 0; k < 4; ++k) {
+        wgmma_rs<N, 0, F16Operands>(o[t], a[t % 2][k], wgmma_operand(p) + (t / 2 * N * 128 + k * 32), true);
       }
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (t == 0) continue;
+      pin(o[t - 1]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) pin(a[(t - 1) % 2][k]);
     }
     wgmma_wait<0>();
     pin(o[7]);

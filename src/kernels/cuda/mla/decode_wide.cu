@@ -1,4 +1,4 @@
-// Decode for tiles of 64 (query, head) rows over bf16 rows: bound by the tensor cores at 128 heads.
+// Decode for tiles of 64 (query, head) rows: bound by the tensor cores at 128 heads.
 //
 // The output tile, 64 x 512 in f32, takes half the register file, so there is one a multiprocessor and its softmax must
 // hide behind the other warpgroup's products: the "seesaw" of FlashMLA's deep dive. Blocks are taken in pairs.
@@ -22,6 +22,11 @@ __device__ __forceinline__ void pin_all(uint32_t (&p)[4][4]) {
   for (int k = 0; k < 4; ++k) pin(p[k]);
 }
 
+// log2 of P's largest value: f16 keeps what is 2^-24 of 1.
+__device__ __forceinline__ float headroom(const Layout& at) {
+  return at.converted ? 6.0f : 0.0f;
+}
+
 // State of a warpgroup over an item.
 struct State {
   float o[128], s[32], sum[2];
@@ -41,14 +46,15 @@ __device__ __forceinline__ void first_step(Math& math, State& state, const Task&
   auto& [o, s, sum] = state;
   const Layout at = math.at;
   const int row = 16 * math.warp + math.lane / 4, first_key = (task.first_block + b) * 64;
-  const float scale_log2 = math.params.scale_log2;
+  const LatentUnit unit = math.unit(0);
+  const float scale[2] = {math.scale[0] * unit.power, math.scale[1] * unit.power};
   if (!kMore) release(math, at.q_empty());
   mask(s, task, first_key, math.lane);
   float max[2], factor[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float before = b == 0 ? kNoMax : math.shared.max[row + 8 * i];
-    max[i] = raised(before, row_max(s, i) * scale_log2);
+    max[i] = raised(before, fmaf(row_max(s, i), scale[i], unit.exponent - headroom(at)));
     factor[i] = exp2_approx(before - max[i]);
     __syncwarp();
     if (math.lane % 4 == 0) {
@@ -59,14 +65,16 @@ __device__ __forceinline__ void first_step(Math& math, State& state, const Task&
   named_arrive(kScale0, kMathThreads);
   uint32_t p[4][4];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) sum[i] = sum[i] * factor[i] + exponentials(s, i, scale_log2, max[i]);
-  pack(s, p);
+  for (int i = 0; i < 2; ++i) {
+    sum[i] = sum[i] * factor[i] + exponentials(s, i, scale[i], max[i] - unit.exponent) * unit.inverse;
+  }
+  pack(s, p, at.converted);
   scale_rows(o, factor);
   if (!kMore && first_key + 64 > task.kv_len) clear_rows(at.block(0), task.kv_len - first_key, math.thread, 0);
   pin(o);
   pin_all(p);
   wgmma_fence();
-  values_from_registers(o, p, at.block(0));
+  values_from_registers(o, p, at.block(0), at.converted);
   wgmma_commit();
   wgmma_wait<0>();
   pin(o);
@@ -83,7 +91,7 @@ __device__ __forceinline__ void first_step(Math& math, State& state, const Task&
     }
     sum[i] *= factor[i];
   }
-  pack(s, p);
+  pack(s, p, at.converted);
   store_p(at.p(0), p, math.warp, math.lane);
   fence_async_shared();
   named_arrive(kP0, kMathThreads);
@@ -93,7 +101,7 @@ __device__ __forceinline__ void first_step(Math& math, State& state, const Task&
     if (!kMore && first_key + 128 > task.kv_len) clear_rows(at.block(1), task.kv_len - first_key - 64, math.thread, 0);
     pin(o);
     wgmma_fence();
-    values_from_shared(o, at.p(1), at.block(1));
+    values_from_shared(o, at.p(1), at.block(1), at.converted);
     wgmma_commit();
   }
   if constexpr (kMore) {
@@ -148,7 +156,8 @@ __device__ __forceinline__ void second_step(Math& math, State& state, const Task
   auto& [o, s, sum] = state;
   const Layout at = math.at;
   const int row = 16 * math.warp + math.lane / 4, first_key = (task.first_block + b) * 64;
-  const float scale_log2 = math.params.scale_log2;
+  const LatentUnit unit = kPair ? math.unit(1) : LatentUnit();
+  const float scale[2] = {math.scale[0] * unit.power, math.scale[1] * unit.power};
   if (kLast) release(math, at.q_empty());
   named_sync(kScale0, kMathThreads);
   if constexpr (kPair) {
@@ -161,7 +170,7 @@ __device__ __forceinline__ void second_step(Math& math, State& state, const Task
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float before = math.shared.max[row + 8 * i];
-    max[i] = raised(before, row_max(s, i) * scale_log2);
+    max[i] = raised(before, fmaf(row_max(s, i), scale[i], unit.exponent - headroom(at)));
     factor[i] = exp2_approx(before - max[i]);
     __syncwarp();
     if (math.lane % 4 == 0) {
@@ -173,8 +182,10 @@ __device__ __forceinline__ void second_step(Math& math, State& state, const Task
   named_arrive(kScale1, kMathThreads);
   uint32_t p[4][4];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) sum[i] = sum[i] * factor[i] + exponentials(s, i, scale_log2, max[i]);
-  pack(s, p);
+  for (int i = 0; i < 2; ++i) {
+    sum[i] = sum[i] * factor[i] + exponentials(s, i, scale[i], max[i] - unit.exponent) * unit.inverse;
+  }
+  pack(s, p, at.converted);
   scale_rows(o, factor);
   if constexpr (kPair) store_p(at.p(1), p, math.warp, math.lane);
   if (kLast) {
@@ -189,13 +200,13 @@ __device__ __forceinline__ void second_step(Math& math, State& state, const Task
   if constexpr (kPair) {
     pin_all(p);
     wgmma_fence();
-    values_from_registers(o, p, at.block(1) + 4 * kTile);
+    values_from_registers(o, p, at.block(1) + 4 * kTile, at.converted);
     wgmma_commit();
     fence_async_shared();  // of P1, while the products run
   }
   named_sync(kP0, kMathThreads);
   wgmma_fence();
-  values_from_shared(o, at.p(0), at.block(0) + 4 * kTile);
+  values_from_shared(o, at.p(0), at.block(0) + 4 * kTile, at.converted);
   wgmma_commit();
   if constexpr (kPair) {
     named_arrive(kP1, kMathThreads);
@@ -239,7 +250,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_init(at.q_full(), 1);
     barrier_init(at.q_empty(), 8);
     for (int which = 0; which < 2; ++which) {
-      for (int t = 0; t < 9; ++t) barrier_init(at.full(which, t), kFp8 && t < 8 ? 4 : 1);
+      barrier_init(at.keys_full(which), 1);
+      for (int t = 0; t < 9; ++t) barrier_init(at.full(which, t), kFp8 ? 4 : 1);
       for (const Part part : {kLeft, kRight}) barrier_init(at.empty(which, part), 4);
     }
     barrier_init_fence();
@@ -251,13 +263,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const DecodePart part = params.plan.parts[blockIdx.y];
   const int warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup == 2) {
-    fewer_registers<kFp8 ? 88 : 40>();
+    fewer_registers<kFp8 ? 104 : 40>();
     if constexpr (kFp8)
       convert(params, &q_map, &rows_map, at, tile, part);
     else if (threadIdx.x == kMathThreads)
       load(params, &q_map, &rows_map, at, tile, part);
   } else {
-    more_registers<kFp8 ? 208 : 232>();
+    more_registers<kFp8 ? 200 : 232>();
     const int thread = threadIdx.x % 128;
     Math math{params, shared, at, uniform(thread / 32), thread % 32, thread};
     DecodeItem item = part.first;
@@ -272,6 +284,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       barrier_wait(at.q_full(), math.q_parity);
       math.q_parity ^= 1;
+      if (kFp8)
+        convert_query(math, warpgroup);
+      else
+        math.scale[0] = math.scale[1] = params.scale_log2;
       State state;
       if (warpgroup == 0)
         first_warpgroup(math, state, task);

@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "kernels/cuda/mla/decode_kernels.h"
+#include "kernels/cuda/mla/f16_latents.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
@@ -26,18 +27,30 @@ struct Shared {
   uint8_t q[kBlock];
   uint8_t blocks[2][kBlock];
   float max[64], scale[2][64], sum[2][64];
+  // FP8 rows: of Q's rows, what they were multiplied with; of the blocks, units and scales in them (f16, each twice).
+  float q_inverse[64];
+  alignas(16) float units[2][4];  // LatentUnit's, in order
+  uint32_t scales[2][4][8][8];    // of group g and key 8 i + j in [g][j][i]
+  uint32_t largest[4];            // scale that each warp of the converter has seen
+  uint64_t keys_full[2];          // rotated keys as they are in the cache
   uint64_t q_full, q_empty;
-  uint64_t full[2][9];   // a tile of 64 columns each, so that products start before the block is whole
+  // Of a tile of 64 columns each, so that products start before the block is whole; where they are converted, the first
+  // of four stands for all.
+  uint64_t full[2][9];
   uint64_t empty[2][2];  // the rope part falls free with the right one of block 0, with the left one of block 1
 };
 
 // Where things lie, as one register and constants.
 struct Layout {
   uint32_t base;   // of Shared
-  bool converted;  // the latents' tiles are filled by ordinary stores, four at a time
+  bool converted;  // the tiles are filled by ordinary stores, latents are f16
   __device__ uint32_t q() const { return base + offsetof(Shared, q); }
   __device__ uint32_t block(int which) const { return base + offsetof(Shared, blocks) + which * kBlock; }
   __device__ uint32_t p(int which) const { return block(which) + 8 * kTile; }  // in place of the rope keys
+  __device__ uint32_t scales(int which) const { return base + offsetof(Shared, scales) + which * 1024; }
+  __device__ uint32_t unit(int which) const { return base + offsetof(Shared, units) + which * 16; }
+  __device__ uint32_t largest() const { return base + offsetof(Shared, largest); }
+  __device__ uint32_t keys_full(int which) const { return base + offsetof(Shared, keys_full) + which * 8; }
   __device__ uint32_t q_full() const { return base + offsetof(Shared, q_full); }
   __device__ uint32_t q_empty() const { return base + offsetof(Shared, q_empty); }
   __device__ uint32_t full(int which, int tile) const { return base + offsetof(Shared, full) + (which * 9 + tile) * 8; }
@@ -56,37 +69,53 @@ template <int kFirst, int kCount>
 __device__ __forceinline__ void scores(float (&s)[32], const Layout& at, int which, uint32_t parity, bool accumulate) {
 #pragma unroll
   for (int t = kFirst; t < kFirst + kCount; ++t) {
-    barrier_wait(at.full(which, t), parity);
-    if (at.converted && (t == 0 || t == 4)) fence_async_shared();
+    if (!at.converted || t % 4 == 0) barrier_wait(at.full(which, t), parity);
+    if (at.converted && t % 4 == 0) fence_async_shared();
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const int offset = t * kTile + k * 32;
-      wgmma_ss<64>(s, wgmma_operand(at.q()) + offset, wgmma_operand(at.block(which)) + offset,
-                   accumulate || t > kFirst || k > 0);
+      const WgmmaOperand q = wgmma_operand(at.q()) + (t * kTile + k * 32);
+      const WgmmaOperand keys = wgmma_operand(at.block(which)) + (t * kTile + k * 32);
+      const bool sums = accumulate || t > kFirst || k > 0;
+      if (at.converted && t < 8)
+        wgmma_ss<64, 0, 0, F16Operands>(s, q, keys, sums);
+      else
+        wgmma_ss<64>(s, q, keys, sums);
     }
   }
 }
 
-// o[64, 256] += P V, P in registers as the scores' fragments packed to bf16.
-__device__ __forceinline__ void values_from_registers(float (&o)[128], const uint32_t (&p)[4][4], uint32_t v) {
-#pragma unroll
-  for (int k = 0; k < 4; ++k) wgmma_rs<256, 1>(o, p[k], wgmma_operand(v, kTile) + k * 2048, true);
-}
-// The same with P in shared memory.
-__device__ __forceinline__ void values_from_shared(float (&o)[128], uint32_t p, uint32_t v) {
+// o[64, 256] += P V, P in registers as the scores' fragments packed to 16 bits.
+__device__ __forceinline__ void values_from_registers(float (&o)[128], const uint32_t (&p)[4][4], uint32_t v,
+                                                      bool f16) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    wgmma_ss<256, 0, 1>(o, wgmma_operand(p) + k * 32, wgmma_operand(v, kTile) + k * 2048, true);
+    if (f16)
+      wgmma_rs<256, 1, F16Operands>(o, p[k], wgmma_operand(v, kTile) + k * 2048, true);
+    else
+      wgmma_rs<256, 1>(o, p[k], wgmma_operand(v, kTile) + k * 2048, true);
+  }
+}
+// The same with P in shared memory.
+__device__ __forceinline__ void values_from_shared(float (&o)[128], uint32_t p, uint32_t v, bool f16) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (f16)
+      wgmma_ss<256, 0, 1, F16Operands>(o, wgmma_operand(p) + k * 32, wgmma_operand(v, kTile) + k * 2048, true);
+    else
+      wgmma_ss<256, 0, 1>(o, wgmma_operand(p) + k * 32, wgmma_operand(v, kTile) + k * 2048, true);
   }
 }
 
 // The scores' fragments are those of operand A, 16 columns at a time.
-__device__ __forceinline__ void pack(const float (&s)[32], uint32_t (&p)[4][4]) {
+__device__ __forceinline__ void pack(const float (&s)[32], uint32_t (&p)[4][4], bool f16) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) p[k][i] = pack_bf16(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i) {
+      const float lo = s[8 * k + 2 * i], hi = s[8 * k + 2 * i + 1];
+      p[k][i] = f16 ? pack_f16(lo, hi) : pack_bf16(lo, hi);
+    }
   }
 }
 __device__ __forceinline__ void store_p(uint32_t to, const uint32_t (&p)[4][4], int warp, int lane) {
@@ -157,15 +186,15 @@ __device__ __forceinline__ float row_max(const float (&s)[32], int i) {
   return fmaxf(value, __shfl_xor_sync(0xffffffff, value, 2));
 }
 
-// s = exp2(s * scale_log2 - max), and its sum over this thread's columns.
-__device__ __forceinline__ float exponentials(float (&s)[32], int i, float scale_log2, float max) {
+// s = exp2(s * scale - max), and its sum over this thread's columns.
+__device__ __forceinline__ float exponentials(float (&s)[32], int i, float scale, float max) {
   float sum = 0.0f;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       float& value = s[4 * j + 2 * i + e];
-      value = exp2_approx(fmaf(value, scale_log2, -max));
+      value = exp2_approx(fmaf(value, scale, -max));
       sum += value;
     }
   }
@@ -188,7 +217,51 @@ struct Math {
   Layout at;
   int warp, lane, thread;  // within the warpgroup
   uint32_t q_parity = 0, parity = 0;
+  float scale[2];  // softmax scale * log2(e) of this thread's rows, as they lie in shared memory
+  __device__ __forceinline__ LatentUnit unit(int which) const {
+    if (!at.converted) return {};
+    const float4 unit = load_shared_f32x4(at.unit(which));
+    return {unit.x, unit.y, unit.z};
+  }
 };
+
+// Q for products with converted blocks, in place: latents' columns f16, each row times a power of two that brings its
+// largest element near 2^14, so that only elements 2^-28 of that lose bits.
+__device__ __forceinline__ void convert_query(Math& math, int warpgroup) {
+  const int thread = warpgroup * 128 + math.thread, row = thread / 4;
+  const auto chunk_address = [&](int i) {  // of 72 in a row, 18 a thread
+    return math.at.q() + i / 2 * kTile + swizzled(row, i % 2 * 4 + thread % 4);
+  };
+  uint4 chunks[18];
+  uint32_t largest = 0;  // of the magnitudes' bits
+#pragma unroll
+  for (int i = 0; i < 18; ++i) {
+    chunks[i] = load_shared(chunk_address(i));
+#pragma unroll
+    for (const uint32_t pair : {chunks[i].x, chunks[i].y, chunks[i].z, chunks[i].w}) {
+      largest = max(largest, max(pair << 16 & 0x7fff0000u, pair & 0x7fff0000u));
+    }
+  }
+  largest = max(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+  largest = max(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+  const uint32_t shift = min(268u - (largest >> 23), 253u);  // biased exponent of the factor
+  const float factor = __uint_as_float(shift << 23);
+#pragma unroll
+  for (int i = 0; i < 18; ++i) {
+    const auto scaled = [&](uint32_t pair) {
+      const float lo = __uint_as_float(pair << 16) * factor, hi = __uint_as_float(pair & 0xffff0000u) * factor;
+      return i < 16 ? pack_f16(lo, hi) : pack_bf16(lo, hi);
+    };
+    store_shared(chunk_address(i), scaled(chunks[i].x), scaled(chunks[i].y), scaled(chunks[i].z), scaled(chunks[i].w));
+  }
+  if (thread % 4 == 0) math.shared.q_inverse[row] = __uint_as_float((254 - shift) << 23);
+  fence_async_shared();
+  named_sync(kSums, kMathThreads);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    math.scale[i] = math.params.scale_log2 * math.shared.q_inverse[16 * math.warp + math.lane / 4 + 8 * i];
+  }
+}
 
 __device__ __forceinline__ void release(const Math& math, uint32_t barrier) {
   __syncwarp();

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/mla/decode_wide.cuh"
-#include "kernels/cuda/mla/fp8_rows.cuh"
+#include "kernels/cuda/mla/fp8_converter.cuh"
 
 namespace moesaic::cuda::wide {
 
@@ -72,38 +72,45 @@ __device__ __forceinline__ void convert(const DecodeParams& params, const CUtens
                                         const DecodePart& part) {
   const int thread = static_cast<int>(kept(threadIdx.x % 128));
   const Layout at{kept(layout.base), layout.converted};
-  Fp8Blocks blocks(params, part, tile * 64, thread == 0);
+  Fp8Blocks blocks(params, part, tile * 64, thread);
   Fp8Converter converter(params.fp8_rows, thread);
-  uint32_t q_parity = 0, parities = 0;  // of both blocks' waits, a bit each
+  uint32_t q_parity = 0, parities = 0;  // parities: of both blocks' waits, a bit each
   if (blocks[0].exists()) converter.load(blocks[0].block, 0);
   while (blocks[0].exists()) {
     const Fp8Blocks::Block block0 = blocks[0], block1 = blocks[1];
     if (block0.first() && thread == 0) {
       load_query(params, q_map, at, tile, params.plan.items[block0.item()].q_begin, q_parity);
     }
-    blocks.advance();
     const bool pair = block1.exists() && !block1.first();
+    blocks.advance();  // waits for the loads in flight, so not in the loop
+    if (pair) blocks.advance();
     // Halves of the blocks: left of 0, right of 1, right of 0, left of 1.
     const auto half_of = [](int step) { return (step + 1) / 2 % 2; };
 #pragma unroll 1
     for (int step = 0; step < 4; step += pair ? 1 : 2) {
       const int which = step % 2, half = half_of(step), next_step = step + (pair ? 1 : 2);
-      const int row = which == 0 ? block0.block : block1.block;
-      const int num_keys = which == 0 ? block0.num_keys() : block1.num_keys();
-      if (step == 1) blocks.advance();
       const int next = next_step > 3 ? blocks[0].block : next_step % 2 == 0 ? block0.block : block1.block;
+      const bool second = step >= 2;  // of the block's halves
       barrier_wait(at.empty(which, half == 0 ? kLeft : kRight), (parities >> which & 1) ^ 1);
-      if (step >= 2) {
+      if (second) {
         if (thread == 0) {
-          const uint32_t full = at.full(which, 8);
-          barrier_expect(full, kTile);
-          tma_load_2d(at.block(which) + 8 * kTile, rows_map, kFp8KeysOffset, row * 64, full, kEvictFirst);
+          barrier_expect(at.keys_full(which), kTile);
+          tma_load_2d(at.block(which) + 8 * kTile, rows_map, kFp8KeysOffset,
+                      (which == 0 ? block0.block : block1.block) * 64, at.keys_full(which), kEvictFirst);
         }
-        parities ^= 1 << which;
+      } else {
+        converter.prepare(at, which, which == 0 ? block0.num_keys() : block1.num_keys());
       }
-      converter.convert(at.block(which) + half * 4 * kTile, num_keys, row, half, next,
+      converter.convert(at.block(which) + half * 4 * kTile, at.scales(which), half, next,
                         next_step > 3 ? 0 : half_of(next_step));
-      if (thread % 32 < 4) barrier_arrive(at.full(which, half * 4 + thread % 32));
+      if (thread % 32 == 0) barrier_arrive(at.full(which, half * 4));
+      if (second) {
+        barrier_wait(at.keys_full(which), parities >> which & 1);
+        parities ^= 1 << which;
+        converter.scale_keys(at.block(which) + 8 * kTile, load_shared_f32(at.unit(which) + 8));
+        __syncwarp();
+        if (thread % 32 == 0) barrier_arrive(at.full(which, 8));
+      }
     }
   }
 }

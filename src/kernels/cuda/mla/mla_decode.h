@@ -41,9 +41,7 @@ absl::Status mla_decode_plan(cudaStream_t stream, const MlaDecodeShape& shape, c
 struct MlaDecodeArgs {
   MlaDecodeShape shape;
   Tensor q;            // [num_tokens, num_heads, 576] bf16: absorbed nope part, then rotated rope part
-  Tensor rows;         // [num_blocks * 64, 576] bf16, or [num_blocks * 64, 656] e4m3 (the rows of ops.h LatentCache),
-                       // whose scales are below 256,
-                       // whose scales are below 256
+  Tensor rows;         // [num_blocks * 64, 576] bf16, or [num_blocks * 64, 656] e4m3 (the rows of ops.h LatentCache)
   Tensor block_table;  // [num_seqs, >= max blocks] i32, rows may be strided; entries past a sequence's end are not read
   float softmax_scale;
   Tensor plan;       // made by mla_decode_plan from the same shape

@@ -3,6 +3,9 @@
 #include "kernels/cuda/mla/mla_decode.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "kernels/cuda/test_util.h"
@@ -20,10 +23,11 @@ struct Sequence {
 };
 
 // A batch on host and device. Blocks lie in random order, unused blocks and rows past a sequence's end are NaN, unused
-// entries of the table point nowhere.
+// entries of the table point nowhere. Latents of a key have the factor latent_scale * 2^-u, u in [0, latent_spread).
 class Batch {
  public:
-  Batch(uint64_t seed, int64_t num_heads, std::vector<Sequence> seqs, DType cache_dtype, float latent_scale = 1.0f)
+  Batch(uint64_t seed, int64_t num_heads, std::vector<Sequence> seqs, DType cache_dtype, float latent_scale = 1.0f,
+        float latent_spread = 0.0f)
       : rng_(seed), num_heads_(num_heads), seqs_(std::move(seqs)), cache_dtype_(cache_dtype) {
     for (const Sequence& seq : seqs_) {
       q_begin_.push_back(q_begin_.back() + seq.q_len);
@@ -32,7 +36,7 @@ class Batch {
       max_blocks_ = std::max<int64_t>(max_blocks_, (seq.kv_len + 63) / 64);
     }
     fill_table();
-    fill_cache(latent_scale);
+    fill_cache(latent_scale, latent_spread);
     q_ = test::to_bf16(test::gaussians(rng_, num_tokens() * num_heads_ * kWidth));
   }
 
@@ -119,10 +123,24 @@ class Batch {
     EXPECT_LT(test::rel_error(got, expected()), 4e-3);
   }
 
-  // Checks the whole and every row; a row that sees no key must be zero.
-  void check(cudaStream_t stream, int num_sms) {
-    const std::vector<float> want = expected(), got = test::widen_bf16(computed(stream, num_sms));
-    // Weights and results are bf16; FP8 rows become bf16 as well.
+  // Of FP8 rows: every 7th key of a sequence gets this scale in one of its groups.
+  void set_scales(int64_t seq, float scale) {
+    for (int64_t key = seq % 7; key < seqs_[seq].kv_len; key += 7) {
+      const int64_t row = table_[seq * table_width() + key / 64] * 64 + key % 64;
+      std::memcpy(&rows_[row * kMlaFp8RowBytes + kMlaLatentDim + 4 * (key / 7 % 4)], &scale, sizeof scale);
+    }
+  }
+
+  // Checks the whole and every row; a row that sees no key must be zero. A sequence whose `anything` is set may have
+  // any result.
+  void check(cudaStream_t stream, int num_sms, const std::vector<bool>& anything = {}) {
+    std::vector<float> want = expected(), got = test::widen_bf16(computed(stream, num_sms));
+    for (size_t s = 0; s < anything.size(); ++s) {
+      for (std::vector<float>* result : {&want, &got}) {
+        if (anything[s]) std::fill_n(result->begin() + row_begin(s), row_begin(s + 1) - row_begin(s), 0.0f);
+      }
+    }
+    // Weights and results are bf16; FP8 rows and their weights become f16.
     const double row_error = cache_dtype_ == DType::kBF16 ? 6e-3 : 9e-3;
     EXPECT_LT(test::rel_error(got, want), 4e-3) << "heads " << num_heads_ << ", multiprocessors " << num_sms;
     for (size_t s = 0; s < seqs_.size(); ++s) {
@@ -140,6 +158,7 @@ class Batch {
  private:
   static constexpr float kScale = 0.06f;
 
+  int64_t row_begin(size_t seq) const { return q_begin_[seq] * num_heads_ * kMlaLatentDim; }
   int64_t table_width() const { return max_blocks_ + 3; }
   LatentCache host_cache() {
     return {Tensor(rows_.data(), cache_dtype_, {num_blocks_ * 64, row_elements()}), 64, kMlaLatentDim, kMlaRopeDim};
@@ -163,7 +182,7 @@ class Batch {
     }
   }
 
-  void fill_cache(float latent_scale) {
+  void fill_cache(float latent_scale, float latent_spread) {
     rows_.assign(num_blocks_ * 64 * row_elements() * dtype_bytes(cache_dtype_), 0xff);
     ThreadPool pool(4);
     Stream stream(pool);
@@ -173,7 +192,8 @@ class Batch {
       std::vector<int32_t> slots(kv_len);
       for (int64_t p = 0; p < kv_len; ++p) {
         slots[p] = table_[s * table_width() + p / 64] * 64 + p % 64;
-        for (int64_t i = 0; i < kMlaLatentDim; ++i) x[p * kWidth + i] *= latent_scale;
+        const float factor = latent_scale * std::exp2(-latent_spread * static_cast<float>(rng_.below(1000)) / 1000);
+        for (int64_t i = 0; i < kMlaLatentDim; ++i) x[p * kWidth + i] *= factor;
       }
       append_latent(stream, host_cache(), Tensor(x.data(), DType::kF32, {kv_len, kWidth}), slots);
     }
@@ -248,6 +268,35 @@ TEST_P(MlaDecode, SmallLatents) {
       Batch batch(num_heads, num_heads, ragged(1), GetParam(), latent_scale);
       batch.check(stream(), 132);
     }
+  }
+}
+
+// Keys of one block whose scales differ: FP8 rows become f16 relative to the block's largest.
+TEST_P(MlaDecode, LatentsOfManySizes) {
+  for (const int64_t num_heads : {16, 32, 128}) {
+    for (const float largest : {1e-2f, 1.0f}) {
+      Batch batch(num_heads, num_heads, ragged(1), GetParam(), largest, /*latent_spread=*/16.0f);
+      batch.check(stream(), 132);
+    }
+  }
+}
+
+// Scales that no row should have: a sequence's result is its own affair.
+using MlaDecodeFp8 = test::CudaTest;
+TEST_F(MlaDecodeFp8, HostileScales) {
+  constexpr float kDenormal = 1e-40f, kMax = std::numeric_limits<float>::max();
+  const std::vector<float> scales = {0.0f,        -0.0f,      kDenormal,   0.01f, -0.01f, test::kInf,
+                                     -test::kInf, test::kNan, -test::kNan, kMax,  -kMax};
+  for (const int64_t num_heads : {16, 32, 128}) {
+    std::vector<Sequence> seqs;
+    std::vector<bool> anything;
+    for (size_t s = 0; s < scales.size(); ++s) {
+      seqs.push_back({1, 100 + 67 * static_cast<int32_t>(s)});
+      anything.push_back(!(std::abs(scales[s]) < 1.0f));
+    }
+    Batch batch(num_heads, num_heads, seqs, DType::kE4M3);
+    for (size_t s = 0; s < scales.size(); ++s) batch.set_scales(s, scales[s]);
+    for (const int num_sms : {1, 5, 132}) batch.check(stream(), num_sms, anything);
   }
 }
 
