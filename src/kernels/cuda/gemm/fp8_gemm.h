@@ -35,7 +35,7 @@ struct Fp8GemmContiguousArgs {
   Tensor x_scales;  // [k / 128, scale_row_stride(rows)] f32
   Tensor w;         // [groups, n, k] e4m3
   Tensor w_scales;  // [groups, ceil(n / 128), k / 128] f32
-  Tensor row_ids;   // [rows] i32, group of the row, or negative; tiles whose first id is no group are skipped
+  Tensor row_ids;   // [rows] i32, group of the row or -1; ids outside the groups count as -1
   Tensor y;         // [rows, n] bf16
 };
 absl::Status fp8_gemm_contiguous(cudaStream_t stream, const Fp8GemmContiguousArgs& args);

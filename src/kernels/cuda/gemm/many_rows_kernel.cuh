@@ -384,7 +384,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
       if (kGrouping == Grouping::kContiguous) {
         row_end = tile.row;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) row_end += __popc(__ballot_sync(0xffffffff, ids[i] >= 0));
+        for (int i = 0; i < 4; ++i) row_end += __popc(__ballot_sync(0xffffffff, ids[i] == tile.group));
       }
       const int y_group = kGrouping == Grouping::kContiguous ? 0 : tile.group;
       if (leads) store_wait_read();  // the last tile's results have left

@@ -50,7 +50,9 @@ struct NarrowShared {
   typename Format::Query query;
   float max[2][4][Format::kRows];  // of the keys of each warp
   float sum[2][4][Format::kRows];
-  float other_max[2][Format::kRows], other_sum[2][Format::kRows];
+  // What the warpgroups tell each other at the end of an item; of two items in turn, as one may be done with the next
+  // before the other has read this one's.
+  float other_max[2][2][Format::kRows], other_sum[2][2][Format::kRows];
   uint64_t q_full, q_empty, full[NarrowPlace<Format>::kFull], empty[Format::kStages];
 };
 
@@ -88,6 +90,7 @@ struct NarrowMath {
   int warpgroup, warp, lane, thread;
   float scale[kColumns];  // softmax scale * log2(e) of a column
   uint32_t q_parity;
+  int turn;  // of items with blocks of both warpgroups
 };
 
 // The column of S^T that is this thread's `c`-th: element d[4 (c / 2) + 2 i + c % 2] of a product is in it.
@@ -208,6 +211,8 @@ __device__ __forceinline__ void narrow_exchange(NarrowMath<Format>& math, float 
                                                 float (&max)[Format::kRows / 4], float (&sum)[Format::kRows / 4],
                                                 int own_stage, int other_stage) {
   constexpr int kElements = Format::kRows / 2, kColumns = Format::kRows / 4;
+  const int turn = math.turn;
+  math.turn ^= 1;
   static_assert(4 * kElements * 128 * sizeof(float) <= sizeof(typename Format::Stage));
   float* to = reinterpret_cast<float*>(&math.shared.stages[own_stage]) + math.thread;
 #pragma unroll
@@ -220,8 +225,8 @@ __device__ __forceinline__ void narrow_exchange(NarrowMath<Format>& math, float 
   if (math.warp == 0 && math.lane < 4) {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      math.shared.other_max[math.warpgroup][narrow_column(math.lane, c)] = max[c];
-      math.shared.other_sum[math.warpgroup][narrow_column(math.lane, c)] = sum[c];
+      math.shared.other_max[turn][math.warpgroup][narrow_column(math.lane, c)] = max[c];
+      math.shared.other_sum[turn][math.warpgroup][narrow_column(math.lane, c)] = sum[c];
     }
   }
   fence_async_shared();
@@ -231,11 +236,11 @@ __device__ __forceinline__ void narrow_exchange(NarrowMath<Format>& math, float 
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
     const int column = narrow_column(math.lane, c);
-    const float other_max = math.shared.other_max[1 - math.warpgroup][column], before = max[c];
+    const float other_max = math.shared.other_max[turn][1 - math.warpgroup][column], before = max[c];
     max[c] = fmaxf(before, other_max);
     own[c] = exp2_approx(before - max[c]);
     other[c] = exp2_approx(other_max - max[c]);
-    sum[c] = sum[c] * own[c] + math.shared.other_sum[1 - math.warpgroup][column] * other[c];
+    sum[c] = sum[c] * own[c] + math.shared.other_sum[turn][1 - math.warpgroup][column] * other[c];
   }
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
@@ -407,6 +412,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   const int thread = threadIdx.x % 128;
   NarrowMath<Format> math{params, shared, warpgroup, uniform(thread / 32), thread % 32, thread};
   math.q_parity = 0;
+  math.turn = 0;
   for (int i = part.begin; i < part.end; ++i) {
     const NarrowTask task = narrow_task(item, params.num_heads, tile, Format::kRows);
     const int slot = uniform(item.slot);
