@@ -171,7 +171,8 @@ TEST(MeasuredKernels, MeasuredShapesCostWhatWasMeasured) {
     {"op": "gemm_dense", "m": 512, "n": 7168, "k": 2048, "dtype": "e4m3", "us": 21},
     {"op": "gemm_masked", "m": 64, "n": 4096, "k": 7168, "groups": 4, "dtype": "fp8", "us": 70},
     {"op": "mla_decode", "batch": 128, "heads": 128, "q_len": 2, "kv_len": 4096, "dtype": "bf16", "us": 900},
-    {"op": "rms_norm", "m": 128, "dtype": "bf16", "us": 3}])";
+    {"op": "rms_norm", "m": 128, "dtype": "bf16", "us": 3},
+    {"op": "expert_rows", "m": 128, "n": 256, "k": 8, "dtype": "i32", "us": 3}])";
   const auto table = MeasuredKernels::parse(json, "table");
   ASSERT_TRUE(table.ok()) << table.status();
   const KernelCost kernels(*find_hardware("h100"), 1.0, table->get());

@@ -1,5 +1,5 @@
-// A block an expert: it adds up the rows of the experts before it, then looks for its choices among all of them. A warp
-// looks through one run of choices, so that ranks are counts of earlier warps, earlier words of bits and earlier bits.
+// A block places a run of choices. An expert's next row is where its rows begin, plus its choices before the run: those
+// are counted, or the ones from the run on are taken off all, whichever are fewer.
 #include "kernels/cuda/fused/expert_rows.h"
 
 #include <algorithm>
@@ -13,6 +13,9 @@ namespace {
 
 constexpr int kRowAlign = 128;
 constexpr int kThreads = 1024;
+constexpr int kFewChoices = 65536;  // up to here runs are short, so that all multiprocessors work
+constexpr int kShortRun = 256;
+constexpr int kPaddingRows = 2048;  // of a block at most: few choices have many rows of padding
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxExperts = 1024;
 constexpr int64_t kMaxChoices = int64_t{1} << 24;
@@ -33,71 +36,79 @@ __device__ int aligned_rows(int count) {
   return (count + kRowAlign - 1) / kRowAlign * kRowAlign;
 }
 
-// Sum over the block. One barrier before `scratch`, a place a warp, may be reused.
-__device__ int block_total(int value, int* scratch) {
-  value = __reduce_add_sync(kAllLanes, value);
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
-  __syncthreads();
-  return __reduce_add_sync(kAllLanes, scratch[threadIdx.x % 32]);
-}
-
-__device__ int sum_of_lanes_before(int value) {
+__device__ int sum_of_lanes_to_here(int value) {
   const int lane = threadIdx.x % 32;
-  int sum = value;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(kAllLanes, sum, step);
-    if (lane >= step) sum += other;
+    const int other = __shfl_up_sync(kAllLanes, value, step);
+    if (lane >= step) value += other;
   }
-  return sum - value;
+  return value;
 }
 
-// Bit l of lane j's word: choice begin + 32 j + l is the expert's. Choices of no expert get their -1 from the first.
-__device__ unsigned find_choices(const Params& p, int expert, int begin, int num_words) {
-  const int lane = threadIdx.x % 32;
-  unsigned found = 0;
-#pragma unroll 8
-  for (int j = 0; j < num_words; ++j) {
-    const int choice = begin + j * 32 + lane;
-    const bool exists = choice < p.num_choices;
-    const int id = exists ? p.ids[choice] : -1;
-    const unsigned bits = __ballot_sync(kAllLanes, id == expert);
-    if (lane == j) found = bits;
-    if (expert == 0 && exists && (id < 0 || id >= p.num_experts)) p.choice_rows[choice] = -1;
-  }
-  return found;
-}
-
-__global__ void __launch_bounds__(kThreads) expert_rows_kernel(const Params p) {
-  __shared__ int scratch[3][kWarps];
-  begin_chained();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, expert = blockIdx.x;
-  const int rows = threadIdx.x < p.num_experts ? aligned_rows(p.counts[threadIdx.x]) : 0;
-  int begin = block_total(static_cast<int>(threadIdx.x) < expert ? rows : 0, scratch[0]);
-  const int end_of_all = block_total(rows, scratch[1]), end = begin + aligned_rows(p.counts[expert]);
-  if (threadIdx.x == 0) p.group_begin[expert] = begin;
-  const int num_words = min(32, (p.num_choices + kThreads - 1) / kThreads);  // of a warp's run
-  for (int run = 0; run < p.num_choices; run += kWarps * num_words * 32) {
-    const int first = run + warp * num_words * 32;
-    const unsigned found = find_choices(p, expert, first, num_words);
-    const int before = sum_of_lanes_before(__popc(found)), count = __reduce_add_sync(kAllLanes, __popc(found));
-    __syncthreads();  // the last run's counts are read
-    if (lane == 0) scratch[2][warp] = count;
-    __syncthreads();
-    const int warp_begin = begin + __reduce_add_sync(kAllLanes, lane < warp ? scratch[2][lane] : 0);
-    for (unsigned words = __ballot_sync(kAllLanes, found != 0); words != 0; words &= words - 1) {
-      const int word = __ffs(words) - 1;
-      const unsigned bits = __shfl_sync(kAllLanes, found, word);
-      const int row = warp_begin + __shfl_sync(kAllLanes, before, word) + __popc(bits & ((1u << lane) - 1));
-      if ((bits >> lane & 1) == 0 || row >= p.num_rows) continue;
-      const int choice = first + word * 32 + lane;
-      p.row_experts[row] = expert, p.row_tokens[row] = choice / p.topk, p.choice_rows[choice] = row;
+// counts[id] += change for the choices from `begin` to `end`; `begin` is divisible by 4.
+__device__ void count_choices(const Params& p, int begin, int end, int change, int* counts) {
+  const auto count = [&](int id) {
+    if (static_cast<unsigned>(id) < static_cast<unsigned>(p.num_experts)) atomicAdd(counts + id, change);
+  };
+#pragma unroll 4
+  for (int i = begin + threadIdx.x * 4; i < end; i += kThreads * 4) {
+    if (i + 4 <= end) {
+      const int4 ids = *reinterpret_cast<const int4*>(p.ids + i);
+      count(ids.x), count(ids.y), count(ids.z), count(ids.w);
+    } else {
+      for (int j = i; j < end; ++j) count(p.ids[j]);
     }
-    begin += __reduce_add_sync(kAllLanes, scratch[2][lane]);
   }
-  for (int row = begin + threadIdx.x; row < end; row += kThreads) p.row_experts[row] = p.row_tokens[row] = -1;
-  const int step = gridDim.x * kThreads;
-  for (int row = end_of_all + expert * kThreads + threadIdx.x; row < p.num_rows; row += step) {
+}
+
+// Warps of a block, the first ones a choice a lane.
+__global__ void __launch_bounds__(kThreads) expert_rows_kernel(const Params p, int run) {
+  __shared__ int next[kMaxExperts], sums[kWarps];
+  __shared__ int2 padding[kMaxExperts];              // first row, end
+  __shared__ uint8_t in_warps[kWarps][kMaxExperts];  // an expert's choices in each warp of the run
+  begin_chained();
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int begin = blockIdx.x * run, end = min(begin + run, p.num_choices);
+  const bool from_behind = begin > p.num_choices / 2;
+  const int choice = begin + thread, count = thread < p.num_experts ? p.counts[thread] : 0;
+  const int id = choice < end ? p.ids[choice] : -1;
+  for (int w = 0; w < run / 32; ++w) in_warps[w][thread] = 0;
+  const int rows_to_here = sum_of_lanes_to_here(aligned_rows(count));
+  if (lane == 31) sums[warp] = rows_to_here;
+  __syncthreads();
+  const int total_rows = __reduce_add_sync(kAllLanes, sums[lane]);
+  const int rows_end = rows_to_here + __reduce_add_sync(kAllLanes, lane < warp ? sums[lane] : 0);
+  const int first_row = rows_end - aligned_rows(count);
+  next[thread] = from_behind ? first_row + count : first_row;
+  padding[thread] = {first_row + count, rows_end};
+  if (blockIdx.x == 0 && thread < p.num_experts) p.group_begin[thread] = first_row;
+  const bool has_row = static_cast<unsigned>(id) < static_cast<unsigned>(p.num_experts);
+  const unsigned same = __match_any_sync(kAllLanes, id), before = same & ((1u << lane) - 1);
+  if (has_row && before == 0) in_warps[warp][id] = static_cast<uint8_t>(__popc(same));
+  __syncthreads();
+  if (from_behind) {
+    count_choices(p, begin, p.num_choices, -1, next);
+  } else {
+    count_choices(p, 0, begin, 1, next);
+  }
+  __syncthreads();
+  if (choice < end) {
+    int row = -1;
+    if (has_row) {
+      row = next[id] + __popc(before);
+      for (int w = 0; w < warp; ++w) row += in_warps[w][id];
+      if (static_cast<unsigned>(row) < static_cast<unsigned>(p.num_rows)) {
+        p.row_experts[row] = id, p.row_tokens[row] = choice / p.topk;
+      }
+    }
+    p.choice_rows[choice] = row;
+  }
+  for (int expert = warp * gridDim.x + blockIdx.x; expert < p.num_experts; expert += gridDim.x * kWarps) {
+    const int2 rows = padding[expert];
+    for (int row = rows.x + lane; row < rows.y; row += 32) p.row_experts[row] = p.row_tokens[row] = -1;
+  }
+  for (int row = total_rows + blockIdx.x * kThreads + thread; row < p.num_rows; row += gridDim.x * kThreads) {
     p.row_experts[row] = p.row_tokens[row] = -1;
   }
 }
@@ -122,9 +133,12 @@ absl::Status expert_rows(cudaStream_t stream, const ExpertRowsArgs& args) {
   check.tensor("row_tokens", args.row_tokens, DType::kI32, {num_rows});
   check.tensor("choice_rows", args.choice_rows, DType::kI32, {num_tokens, topk});
   MOESAIC_RETURN_IF_ERROR(check.status());
-  launch_chained(stream, expert_rows_kernel, num_experts, kThreads, 0,
+  const int num_choices = static_cast<int>(num_tokens * topk), run = num_choices <= kFewChoices ? kShortRun : kThreads;
+  const int64_t padding_blocks = (num_rows + kPaddingRows - 1) / kPaddingRows;
+  const int64_t blocks = std::max<int64_t>({(num_choices + run - 1) / run, padding_blocks, 1});
+  launch_chained(stream, expert_rows_kernel, static_cast<unsigned>(blocks), kThreads, 0,
                  Params{.ids = args.topk_ids.data<int32_t>(),
-                        .num_choices = static_cast<int>(num_tokens * topk),
+                        .num_choices = num_choices,
                         .topk = static_cast<int>(topk),
                         .counts = args.expert_counts.data<int32_t>(),
                         .num_experts = static_cast<int>(num_experts),
@@ -132,7 +146,8 @@ absl::Status expert_rows(cudaStream_t stream, const ExpertRowsArgs& args) {
                         .row_experts = args.row_experts.data<int32_t>(),
                         .row_tokens = args.row_tokens.data<int32_t>(),
                         .num_rows = static_cast<int>(num_rows),
-                        .choice_rows = args.choice_rows.data<int32_t>()});
+                        .choice_rows = args.choice_rows.data<int32_t>()},
+                 run);
   return absl::OkStatus();
 }
 
