@@ -27,19 +27,19 @@ struct Params {
   const int32_t* group_rows;   // nullptr: all rows
   int num_groups;
   int64_t rows;
-  int64_t rows_per_group;  // masked
+  int64_t rows_per_group;  // room of a group; not masked: all rows
   uint8_t* q;
   float* scales;
   int64_t scale_stride;
 };
 
-// ends[g] = rows of groups 0 .. g. All threads call it; the first warp works.
-__device__ void add_up(const int32_t* rows, int count, int32_t* ends) {
+// ends[g] = rows of groups 0 .. g, each at most `room`. All threads call it; the first warp works.
+__device__ void add_up(const int32_t* rows, int count, int room, int32_t* ends) {
   if (threadIdx.x < 32) {
     int32_t before = 0;
     for (int begin = 0; begin < count; begin += 32) {
       const int g = begin + threadIdx.x;
-      int32_t sum = g < count ? rows[g] : 0;
+      int32_t sum = g < count ? min(max(rows[g], 0), room) : 0;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
         const int32_t other = __shfl_up_sync(kAllLanes, sum, step);
@@ -100,7 +100,7 @@ __device__ void silu_chunk(const Params& p, int64_t row, int begin, float* scale
 __global__ void __launch_bounds__(kWarps * 32, kResidentBlocks) silu_mul_kernel(const Params p) {
   begin_chained();
   __shared__ int32_t ends[kMaxGroups];
-  if (p.group_rows != nullptr) add_up(p.group_rows, p.num_groups, ends);
+  if (p.group_rows != nullptr) add_up(p.group_rows, p.num_groups, static_cast<int>(p.rows_per_group), ends);
   const int per_row = (p.n + kChannels - 1) / kChannels;
   const int total = (p.group_rows == nullptr ? static_cast<int>(p.rows) : ends[p.num_groups - 1]) * per_row;
   for (int task = blockIdx.x * kWarps + threadIdx.x / 32; task < total; task += gridDim.x * kWarps) {

@@ -16,7 +16,7 @@ namespace moesaic::cuda {
 struct SiluMulQuantizeArgs {
   Tensor gate_up;      // [rows, 2n] bf16 contiguous
   Tensor group_begin;  // [num_groups] i32; or undefined
-  Tensor group_rows;   // [num_groups] i32, >= 0; or undefined
+  Tensor group_rows;   // [num_groups] i32, taken between 0 and the room (contiguous: rows); or undefined
   Tensor q;            // [rows, n] e4m3 contiguous
   // scales.h: contiguous [n / 128, scale_row_stride(rows)] f32, masked [num_groups, n / 128, scale_row_stride(rows /
   // num_groups)] f32.

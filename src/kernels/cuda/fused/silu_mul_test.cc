@@ -1,7 +1,8 @@
 // SiLU and quantisation: every layout, groups of 0 and odd sizes, padding full of NaN.
 #include "kernels/cuda/fused/silu_mul.h"
 
-#include <numeric>
+#include <algorithm>
+#include <cstdint>
 
 #include "kernels/cuda/fused/fused_shapes.h"
 #include "kernels/cuda/fused/fused_test_util.h"
@@ -41,13 +42,14 @@ TEST_P(SiluMul, MatchesDoubleAndLeavesPaddingAlone) {
   const std::vector<int32_t> begin = begins(c, &rows);
   std::vector<uint16_t> gate_up(rows * 2 * c.n, 0xffff);  // NaN
   std::vector<bool> is_token(rows);
-  for (size_t g = 0; g < begin.size(); ++g) {
-    const std::vector<uint16_t> values = test::to_bf16(test::gaussians(rng, c.group_rows[g] * 2 * c.n, 3.0f));
-    std::copy(values.begin(), values.end(), gate_up.begin() + begin[g] * 2 * c.n);
-    std::fill_n(is_token.begin() + begin[g], c.group_rows[g], true);
-  }
   const int64_t groups = static_cast<int64_t>(begin.size());
   const bool masked = c.layout == Layout::kMasked;
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t count = masked ? std::clamp<int64_t>(c.group_rows[g], 0, c.max_rows) : c.group_rows[g];
+    const std::vector<uint16_t> values = test::to_bf16(test::gaussians(rng, count * 2 * c.n, 3.0f));
+    std::copy(values.begin(), values.end(), gate_up.begin() + begin[g] * 2 * c.n);
+    std::fill_n(is_token.begin() + begin[g], count, true);
+  }
   const int64_t scale_rows = masked ? c.max_rows : rows, stride = scale_row_stride(scale_rows);
   const DeviceTensor in = test::upload(DType::kBF16, {rows, 2 * c.n}, gate_up);
   const DeviceTensor group_begin = test::upload(DType::kI32, {groups}, begin);
@@ -103,6 +105,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, SiluMul,
                                          SiluCase{Layout::kContiguous, 256, 0, {0, 1, 7, 63, 64, 65, 128, 0, 300}},
                                          SiluCase{Layout::kMasked, 384, 130, {0, 1, 7, 63, 64, 65, 128, 130, 0}},
                                          SiluCase{Layout::kMasked, 2176, 3, {0, 0, 3}},
+                                         SiluCase{Layout::kMasked, 128, 5, {-7, 1 << 30, 2, INT32_MIN, INT32_MAX, 6}},
                                          SiluCase{Layout::kMasked, 128, 8, {0, 0, 0}},
                                          SiluCase{Layout::kContiguous, 128, 0, std::vector<int32_t>(300, 2)},
                                          SiluCase{Layout::kMasked, 128, 40, std::vector<int32_t>(300, 11)}));

@@ -132,9 +132,11 @@ TEST(Fp8GemmRefusals, ConfigsThatDoNotExist) {
   EXPECT_EQ(message({.kernel = GemmKernel::kFewRows, .tokens = 12, .columns = 64, .split = 1}),
             "few_rows_kernel: no code for 12 rows a tile; there is 8, 16, 32, 64, 128");
   EXPECT_EQ(message({.kernel = GemmKernel::kFewRows, .tokens = 8, .columns = 96, .split = 1}),
-            "few_rows_kernel: no code for 8 rows by 96 columns; there is 64 and 128, and 32 for 64 rows, dense");
+            "few_rows_kernel: no code for 8 rows by 96 columns in 1 parts; there is 64 and 128 columns in one, and 32 "
+            "and 64 in "
+            "two for 64 rows, dense");
   EXPECT_EQ(message({.kernel = GemmKernel::kFewRows, .tokens = 8, .columns = 64, .split = 3}),
-            "few_rows_kernel: split of 3, expected 1 to 2 for k 256");
+            "few_rows_kernel: split of 3, expected 1 to 2 for k 256 and 64 columns");
   EXPECT_EQ(message({.kernel = GemmKernel::kManyRows, .tile_columns = 128}),
             "many_rows_kernel: no code for 128 columns a tile, shared weights, in this grouping");
 }
