@@ -377,7 +377,9 @@ TEST(BenchKernels, WritesTheTableThatPlansRead) {
     EXPECT_EQ(row.size(), 11u) << row;
     EXPECT_GT(row["us"].get<double>(), 0.0) << row;
   }
-  EXPECT_EQ(run({"plan", "predict", "--kernels", path}).exit_code, 0);
+  EXPECT_THAT(run({"plan", "predict", "--kernels", path}).err, HasSubstr("--hardware says h100"));
+  EXPECT_EQ(run({"plan", "predict", "--kernels", path, "--hardware", source_path("data/hardware/h100.toml")}).exit_code,
+            0);
   const Ran nowhere = run({"bench", "kernels", "--out", "/nowhere/table.json"});
   EXPECT_EQ(nowhere.exit_code, 1);
   EXPECT_THAT(nowhere.err, HasSubstr("cannot write /nowhere/table.json (--out)"));

@@ -108,6 +108,9 @@ absl::Status run(DeployConfig& config) {
   MOESAIC_ASSIGN_OR_RETURN(request.space.ep_sizes, ep_sizes_of(config.ep_sizes));
   s.ep = s.dp = s.tp = 1;  // the sweep sets the layout
   MOESAIC_ASSIGN_OR_RETURN(request.base, make_deployment(s));
+  for (const HardwareSpec& hardware : request.space.hardware) {
+    if (request.base.kernels) MOESAIC_RETURN_IF_ERROR(request.base.kernels->check_device(hardware, s.kernels));
+  }
   MOESAIC_ASSIGN_OR_RETURN(const DeployPlan plan, plan_deployment(request));
   MOESAIC_ASSIGN_OR_RETURN(const DeployQueues queues,
                            check_queues(request, plan, config.seed, [](const std::string& trial) {

@@ -260,6 +260,21 @@ TEST(MeasuredKernels, TheMeasuredTableIsReadRowByRow) {
   EXPECT_TRUE(unread.empty()) << *unread.begin();
 }
 
+TEST(MeasuredKernels, ATableIsOfItsDevice) {
+  const auto check = [](const std::string& device, const std::string& hardware) {
+    const auto table = MeasuredKernels::parse(str_cat(R"({"device": ")", device, R"(", "rows": []})"), "table.json");
+    return (*table)->check_device(*find_hardware(hardware), "table.json");
+  };
+  EXPECT_TRUE(check("NVIDIA H200", "h200").ok());
+  EXPECT_TRUE(check("NVIDIA GB200", "gb200-nvl72").ok());
+  EXPECT_TRUE(check("", "h100").ok());
+  EXPECT_TRUE(check("my own", str_cat(MOESAIC_SOURCE_DIR, "/data/hardware/h100.toml")).ok());
+  EXPECT_EQ(check("NVIDIA H200", "h20").message(),
+            "table.json: measured on NVIDIA H200, but --hardware says h20; expected a table of that device, or a "
+            "hardware file of one's own");
+  EXPECT_FALSE(check("CPU, 2 threads", "h100").ok());
+}
+
 TEST(MeasuredKernels, BadRowsAreNamed) {
   const auto message = [](const std::string& json) {
     return std::string(MeasuredKernels::parse(json, "t.json").status().message());

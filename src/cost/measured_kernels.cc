@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <nlohmann/json.hpp>
 
 namespace moesaic {
@@ -77,7 +78,26 @@ absl::StatusOr<std::shared_ptr<const MeasuredKernels>> MeasuredKernels::parse(st
     // Operations that the model does not use may stand in the same table.
     if (std::find(kOps.begin(), kOps.end(), row.op) != kOps.end()) rows.push_back(std::move(row));
   }
-  return std::make_shared<const MeasuredKernels>(std::move(rows));
+  std::string device;
+  if (json.is_object() && json.contains("device") && json["device"].is_string()) device = json["device"];
+  return std::make_shared<const MeasuredKernels>(std::move(rows), std::move(device));
+}
+
+absl::Status MeasuredKernels::check_device(const HardwareSpec& hardware, const std::string& source) const {
+  const std::vector<std::string> known = hardware_names();
+  if (device_.empty() || std::find(known.begin(), known.end(), hardware.name) == known.end()) return absl::OkStatus();
+  const std::string name = hardware.name.substr(0, hardware.name.find('-'));
+  std::string word;
+  for (const char c : str_cat(device_, " ")) {
+    if (std::isalnum(static_cast<unsigned char>(c))) {
+      word += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+      continue;
+    }
+    if (word == name) return absl::OkStatus();
+    word.clear();
+  }
+  return absl::InvalidArgumentError(str_cat(source, ": measured on ", device_, ", but --hardware says ", hardware.name,
+                                            "; expected a table of that device, or a hardware file of one's own"));
 }
 
 std::vector<const MeasuredKernel*> MeasuredKernels::gemms(bool grouped, int64_t n, int64_t k,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "cost/hardware.h"
 #include "cost/kernel_shapes.h"
 
 namespace moesaic {
@@ -26,17 +27,22 @@ struct MeasuredKernel {
 
 class MeasuredKernels {
  public:
-  explicit MeasuredKernels(std::vector<MeasuredKernel> rows) : rows_(std::move(rows)) {}
-  // A JSON array of rows, or an object with the array "rows". Errors name the row and the field.
+  explicit MeasuredKernels(std::vector<MeasuredKernel> rows, std::string device = "")
+      : rows_(std::move(rows)), device_(std::move(device)) {}
+  // A JSON array of rows, or an object with the array "rows" and the text "device". Errors name the row and the field.
   static absl::StatusOr<std::shared_ptr<const MeasuredKernels>> parse(std::string_view json, const std::string& source);
 
   const std::vector<MeasuredKernel>& rows() const { return rows_; }
+  // An error that names both where the table says what it was measured on, `hardware` is a known name, and that is
+  // none of the device's words: "NVIDIA H200" is h200.
+  absl::Status check_device(const HardwareSpec& hardware, const std::string& source) const;
   // Rows of one GEMM's n, k and dtype, whatever m and groups; of one attention's heads and dtype.
   std::vector<const MeasuredKernel*> gemms(bool grouped, int64_t n, int64_t k, Precision precision) const;
   std::vector<const MeasuredKernel*> attentions(std::string_view op, int64_t heads, bool fp8) const;
 
  private:
   std::vector<MeasuredKernel> rows_;
+  std::string device_;  // empty: not said
 };
 
 }  // namespace moesaic

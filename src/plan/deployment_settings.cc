@@ -64,6 +64,7 @@ absl::StatusOr<Deployment> make_deployment(const DeploymentSettings& s, Phase ph
   if (!s.kernels.empty()) {
     MOESAIC_ASSIGN_OR_RETURN(const std::string text, read_text_file(s.kernels));
     MOESAIC_ASSIGN_OR_RETURN(d.kernels, MeasuredKernels::parse(text, s.kernels));
+    MOESAIC_RETURN_IF_ERROR(d.kernels->check_device(d.hardware, s.kernels));
   }
   return d;
 }
