@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/fused/args_check.h"
+#include "kernels/cuda/args_check.h"
 #include "kernels/cuda/fused/chained_launch.cuh"
 #include "kernels/cuda/fused/vec.cuh"
 

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <climits>
 
-#include "kernels/cuda/fused/args_check.h"
+#include "kernels/cuda/args_check.h"
 #include "kernels/cuda/fused/chained_launch.cuh"
 #include "kernels/cuda/fused/gate.h"
 #include "kernels/cuda/fused/vec.cuh"
 #include "tensor/cuda/cuda_error.h"
+#include "tensor/cuda/device.h"
 
 namespace moesaic::cuda {
 namespace {
@@ -337,15 +338,14 @@ __global__ void __launch_bounds__(kBlockWarps * 32) gate_v3_kernel(const __grid_
 }
 
 template <int kBlockWarps>
-void launch_v3(cudaStream_t stream, const Params& p) {
+absl::Status launch_v3(cudaStream_t stream, const Params& p) {
   constexpr unsigned kBytes = kBlockWarps * sizeof(V3Shared);
-  int device = 0, num_sms = 0;
-  MOESAIC_CUDA_CHECK(cudaGetDevice(&device));
-  MOESAIC_CUDA_CHECK(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device));
+  MOESAIC_ASSIGN_OR_RETURN(const int num_sms, current_num_sms());
   const auto kernel = gate_v3_kernel<kBlockWarps>;
   MOESAIC_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const int blocks = (p.num_tokens + kBlockWarps - 1) / kBlockWarps, most = num_sms * (kManyWarps / kBlockWarps);
   launch_chained(stream, kernel, std::min(blocks, most), kBlockWarps * 32, kBytes, p);
+  return absl::OkStatus();
 }
 
 bool is_v3(const Params& p) {
@@ -353,11 +353,12 @@ bool is_v3(const Params& p) {
          p.topk == kV3Topk;
 }
 
-void launch(cudaStream_t stream, const Params& p) {
+absl::Status launch(cudaStream_t stream, const Params& p) {
   const unsigned blocks = (p.num_tokens + kWarps - 1) / kWarps;
   if (is_v3(p)) return p.num_tokens >= kManyTokens ? launch_v3<kManyWarps>(stream, p) : launch_v3<kWarps>(stream, p);
   const auto kernel = p.num_experts <= 64 ? gate_kernel<2> : p.num_experts <= 256 ? gate_kernel<8> : gate_kernel<16>;
   launch_chained(stream, kernel, blocks, kWarps * 32, 0, p);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -381,22 +382,21 @@ absl::Status gate(cudaStream_t stream, const GateArgs& args) {
   if (args.expert_counts.defined()) check.tensor("expert_counts", args.expert_counts, DType::kI32, {num_experts});
   MOESAIC_RETURN_IF_ERROR(check.status());
   if (num_tokens == 0) return absl::OkStatus();
-  launch(stream, {.logits = args.logits.data<float>(),
-                  .bias = args.bias.data<float>(),
-                  .num_valid = args.num_valid.data<int32_t>(),
-                  .num_tokens = static_cast<int>(num_tokens),
-                  .num_experts = static_cast<int>(num_experts),
-                  .topk = static_cast<int>(topk),
-                  .sigmoid = args.scoring_func == ScoringFunc::kSigmoid,
-                  .noaux = args.topk_method == TopkMethod::kNoauxTc,
-                  .normalize = args.norm_topk_prob,
-                  .n_group = grouped ? static_cast<int>(args.n_group) : 1,
-                  .topk_group = static_cast<int>(args.topk_group),
-                  .scaling = args.routed_scaling_factor,
-                  .ids = args.topk_ids.data<int32_t>(),
-                  .weights = args.topk_weights.data<float>(),
-                  .counts = args.expert_counts.data<int32_t>()});
-  return absl::OkStatus();
+  return launch(stream, {.logits = args.logits.data<float>(),
+                         .bias = args.bias.data<float>(),
+                         .num_valid = args.num_valid.data<int32_t>(),
+                         .num_tokens = static_cast<int>(num_tokens),
+                         .num_experts = static_cast<int>(num_experts),
+                         .topk = static_cast<int>(topk),
+                         .sigmoid = args.scoring_func == ScoringFunc::kSigmoid,
+                         .noaux = args.topk_method == TopkMethod::kNoauxTc,
+                         .normalize = args.norm_topk_prob,
+                         .n_group = grouped ? static_cast<int>(args.n_group) : 1,
+                         .topk_group = static_cast<int>(args.topk_group),
+                         .scaling = args.routed_scaling_factor,
+                         .ids = args.topk_ids.data<int32_t>(),
+                         .weights = args.topk_weights.data<float>(),
+                         .counts = args.expert_counts.data<int32_t>()});
 }
 
 }  // namespace moesaic::cuda

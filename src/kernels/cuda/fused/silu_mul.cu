@@ -3,11 +3,12 @@
 // overlap with others' arithmetic and the last ones end together.
 #include <algorithm>
 
-#include "kernels/cuda/fused/args_check.h"
+#include "kernels/cuda/args_check.h"
 #include "kernels/cuda/fused/chained_launch.cuh"
 #include "kernels/cuda/fused/silu_mul.h"
 #include "kernels/cuda/fused/vec.cuh"
 #include "tensor/cuda/cuda_error.h"
+#include "tensor/cuda/device.h"
 
 namespace moesaic::cuda {
 namespace {
@@ -144,9 +145,7 @@ absl::Status silu_mul_quantize(cudaStream_t stream, const SiluMulQuantizeArgs& a
   }
   MOESAIC_RETURN_IF_ERROR(check.status());
   if (rows == 0) return absl::OkStatus();
-  int device = 0, num_sms = 0;
-  MOESAIC_CUDA_CHECK(cudaGetDevice(&device));
-  MOESAIC_CUDA_CHECK(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device));
+  MOESAIC_ASSIGN_OR_RETURN(const int num_sms, current_num_sms());
   const Params p{.gate_up = args.gate_up.data<Bf16>(),
                  .n = static_cast<int>(n),
                  .group_begin = args.group_begin.data<int32_t>(),
