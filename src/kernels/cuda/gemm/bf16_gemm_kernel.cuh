@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(Bf16GemmShared<kTokens, kColumns>::kThreads,
     if (static_cast<int>(threadIdx.x) < split) sum.send(threadIdx.x);
     barrier_wait_short(received, 0);
     __syncwarp();
-    cluster_arrive();  // what was sent to this block has been read by copies, and what it sent has left
+    cluster_arrive();  // what was sent to this block is there: who sent it may leave
   }
   sum.write<kColumns>(static_cast<Out*>(params.y) + first_row * params.y_row_stride + first_column, params.y_row_stride,
                       params.n - first_column, threadIdx.x, kMathThreads);
