@@ -231,7 +231,8 @@ TEST(MeasuredKernels, TheMeasuredTableIsReadRowByRow) {
                              << row.dtype;
   }
   std::set<std::string> unread;
-  for (const auto& row : nlohmann::json::parse(text.str())["rows"]) unread.insert(row["op"].get<std::string>());
+  const auto json = nlohmann::json::parse(text.str());
+  for (const auto& row : json["rows"]) unread.insert(row["op"].get<std::string>());
   for (const MeasuredKernel& row : (*table)->rows()) unread.erase(row.op);
   // Small kernels are counted by their bytes. The absorbed k_b and v_b (gemm_batched) are planned in bf16.
   for (const char* op : {"gemm_batched",
