@@ -46,7 +46,7 @@ struct Engine::Impl {
         executor(std::move(executor_in)),
         tokenizer(tokenizer_in),
         clock(clock_in),
-        inbox(options.max_queued_requests),
+        inbox(options.max_queued_requests, options.max_prompt_tokens),
         trace(clock),
         scheduler(scheduler_options(options)),
         sampler(options, scheduler, trace) {

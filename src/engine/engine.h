@@ -73,6 +73,7 @@ struct EngineOptions {
   int kv_block_tokens = 64;
   int max_running_requests = 64;  // of each DP group
   int max_queued_requests = 5000;
+  int64_t max_prompt_tokens = 64 << 20;  // of all open requests together: 256 MB of ids; one alone always fits
   int64_t max_tokens_per_step = 2048;   // of each DP group: the token budget
   int64_t max_logit_rows_per_step = 0;  // of each DP group: bounds prompt logprobs' memory; 0 = no bound
   bool prefix_cache = true;             // share the blocks of equal prompt beginnings

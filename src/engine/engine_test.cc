@@ -157,6 +157,32 @@ TEST(EngineTest, FullQueueRefusesAndTheRestIsServed) {
   EXPECT_EQ(collector.results().size(), static_cast<size_t>(num_accepted));
 }
 
+// Many long prompts are more memory than many requests: their tokens are bounded too, and come back.
+TEST(EngineTest, PromptsOfAFullQueueAreBoundedTogether) {
+  EngineOptions options = small_options();
+  options.max_prompt_tokens = 10;
+  options.hooks.faults.delay_ms = 20;
+  Collector collector;
+  auto engine = make_engine(options);
+  ASSERT_TRUE(engine->submit(make_request(1, {1, 2, 3, 4, 5, 6}, 4), collector.sink()).ok());
+  ASSERT_TRUE(engine->submit(make_request(2, {1, 2, 3, 4}, 4), collector.sink()).ok());
+  const absl::Status refused = engine->submit(make_request(3, {1}, 4), collector.sink());
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(refused.ToString().find("2 open requests have 10 tokens, this one 1, and 10 fit together"),
+            std::string::npos)
+      << refused;
+  collector.wait(2);
+  while (engine->stats().requests_finished_total < 2) std::this_thread::yield();
+  std::vector<int32_t> prompt(12, 1);  // alone, more than the bound
+  absl::Status alone = absl::ResourceExhaustedError("not yet");
+  for (RequestId id = 4; !alone.ok() && id < 1000; ++id) {  // the last output comes before the request is forgotten
+    alone = engine->submit(make_request(id, prompt, 2), collector.sink());
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(alone.ok()) << alone;
+  collector.wait(3);
+}
+
 // A client may send its next request as soon as it has the last output, though the old one is not forgotten yet.
 TEST(EngineTest, AnEndedRequestDoesNotWaitInTheQueue) {
   EngineOptions options = small_options();

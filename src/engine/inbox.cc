@@ -13,9 +13,16 @@ absl::Status Inbox::submit(Request request, OutputSink sink, int64_t now_ns) {
       return absl::ResourceExhaustedError(str_cat("the queue is full: ", num_queued, " requests wait and at most ",
                                                   max_queued_, " may (max_queued_requests)"));
     }
-    if (!open_.emplace(request.id, false).second) {
+    const auto prompt_tokens = static_cast<int64_t>(request.prompt_ids.size());
+    if (!open_.empty() && prompt_tokens_ + prompt_tokens > max_prompt_tokens_) {
+      return absl::ResourceExhaustedError(str_cat("the queue is full: the prompts of ", open_.size(),
+                                                  " open requests have ", prompt_tokens_, " tokens, this one ",
+                                                  prompt_tokens, ", and ", max_prompt_tokens_, " fit together"));
+    }
+    if (!open_.emplace(request.id, Open{prompt_tokens}).second) {
       return absl::AlreadyExistsError(str_cat("request id ", request.id, " is already open"));
     }
+    prompt_tokens_ += prompt_tokens;
     submissions_.push_back({std::move(request), std::move(sink), now_ns});
     has_news_.store(true);
   }
@@ -27,8 +34,8 @@ void Inbox::abort(RequestId id) {
   {
     std::lock_guard lock(mutex_);
     const auto found = open_.find(id);
-    if (found == open_.end() || found->second) return;
-    found->second = true;
+    if (found == open_.end() || found->second.abort_asked) return;
+    found->second.abort_asked = true;
     aborts_.push_back(id);
     has_news_.store(true);
   }
@@ -38,9 +45,9 @@ void Inbox::abort(RequestId id) {
 void Inbox::abort_all() {
   {
     std::lock_guard lock(mutex_);
-    for (auto& [id, aborted] : open_) {
-      if (!aborted) aborts_.push_back(id);
-      aborted = true;
+    for (auto& [id, open] : open_) {
+      if (!open.abort_asked) aborts_.push_back(id);
+      open.abort_asked = true;
     }
     has_news_.store(true);
   }
@@ -86,7 +93,11 @@ void Inbox::take(bool wait, Batch* batch) {
 
 void Inbox::ended(RequestId id) {
   std::lock_guard lock(mutex_);
-  open_.erase(id);
+  const auto found = open_.find(id);
+  if (found != open_.end()) {
+    prompt_tokens_ -= found->second.prompt_tokens;
+    open_.erase(found);
+  }
   num_past_queue_.fetch_sub(1);
   if (open_.empty()) emptied_.notify_all();
 }

@@ -1,6 +1,6 @@
 // Inbox: where callers and the engine thread meet. Knows which request ids are open, from submit() until the engine has
-// called the last sink, and bounds how many wait. Thread-safe; the lock is never held while a sink runs, and a step in
-// which nothing arrived and nothing ended does not take it.
+// called the last sink, and bounds how many wait and the tokens of their prompts. Thread-safe; the lock is never held
+// while a sink runs, and a step in which nothing arrived and nothing ended does not take it.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,7 @@ class Inbox {
     bool stop = false;
   };
 
-  explicit Inbox(int max_queued) : max_queued_(max_queued) {}
+  Inbox(int max_queued, int64_t max_prompt_tokens) : max_queued_(max_queued), max_prompt_tokens_(max_prompt_tokens) {}
 
   // Callers.
   absl::Status submit(Request request, OutputSink sink, int64_t now_ns);
@@ -52,14 +52,21 @@ class Inbox {
   void set_num_past_queue(int count);
 
  private:
+  struct Open {
+    int64_t prompt_tokens;
+    bool abort_asked = false;
+  };
+
   const int max_queued_;
+  const int64_t max_prompt_tokens_;
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
   std::condition_variable emptied_;
   std::deque<Submission> submissions_;
   std::vector<RequestId> aborts_;
-  std::unordered_map<RequestId, bool> open_;  // id -> an abort was asked for
-  std::atomic<int> num_past_queue_{0};        // written by the engine thread
+  std::unordered_map<RequestId, Open> open_;
+  int64_t prompt_tokens_ = 0;           // of all in open_
+  std::atomic<int> num_past_queue_{0};  // written by the engine thread
   bool stop_ = false;
   std::atomic<bool> has_news_{false};  // something waits for take(); written with the lock
   absl::Status closed_;
