@@ -157,9 +157,11 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::bind(HttpServerOptions o
     IoThread& io = *impl->io_threads[i];
     io.thread = Thread(str_cat("http-io-", i), [&io] { io.context.run(); });
   }
-  for (IoThread* worker : {&impl->shared.worker, &impl->shared.large_worker}) {
-    worker->thread = Thread("http-worker", [worker] { worker->context.run(); });
-  }
+  const auto start = [](IoThread& worker, const char* name) {
+    worker.thread = Thread(name, [&worker] { worker.context.run(); });
+  };
+  start(impl->shared.worker, "http-worker");
+  start(impl->shared.large_worker, "http-large");
   asio::co_spawn(context, impl->accept_loop(), [](std::exception_ptr) {});
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }
