@@ -74,15 +74,15 @@ struct EngineOptions {
   int max_running_requests = 64;  // of each DP group
   int max_queued_requests = 5000;
   int64_t max_prompt_tokens = 64 << 20;  // of all open requests together: 256 MB of ids; one alone always fits
-  int64_t max_tokens_per_step = 2048;   // of each DP group: the token budget
-  int64_t max_logit_rows_per_step = 0;  // of each DP group: bounds prompt logprobs' memory; 0 = no bound
-  bool prefix_cache = true;             // share the blocks of equal prompt beginnings
-  bool mixed_steps = true;              // prompts and decode tokens in the same steps; else they alternate
-  int prefill_delay_steps = 0;          // how long a prompt may wait for prompts of the other groups while some decode
-  int64_t priority_aging_steps = 1000;  // waiting that makes up for one level of priority
-  int64_t queue_timeout_ms = 0;         // longest wait for the start of a request; 0 = no bound
-  int max_draft_depth = 0;              // tokens that the draft module may guess in a step; 0 = no speculation
-  bool adaptive_draft_depth = true;     // the depth that pays, from 0 to max; else always max
+  int64_t max_tokens_per_step = 2048;    // of each DP group: the token budget
+  int64_t max_logit_rows_per_step = 0;   // of each DP group: bounds prompt logprobs' memory; 0 = no bound
+  bool prefix_cache = true;              // share the blocks of equal prompt beginnings
+  bool mixed_steps = true;               // prompts and decode tokens in the same steps; else they alternate
+  int prefill_delay_steps = 0;           // how long a prompt may wait for prompts of the other groups while some decode
+  int64_t priority_aging_steps = 1000;   // waiting that makes up for one level of priority
+  int64_t queue_timeout_ms = 0;          // longest wait for the start of a request; 0 = no bound
+  int max_draft_depth = 0;               // tokens that the draft module may guess in a step; 0 = no speculation
+  bool adaptive_draft_depth = true;      // the depth that pays, from 0 to max; else always max
   // What steps and drafts take, for the depth that pays; null: measured at the start.
   std::shared_ptr<const StepTable> step_table;
   // Benchmarks: a guess counts as right with this probability, whatever the model says; the text is not the model's.
