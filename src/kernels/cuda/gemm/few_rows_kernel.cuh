@@ -47,7 +47,9 @@ struct FewRowsShared {
   static constexpr int kFixed = kOut + kBarriers + 1024;
   static constexpr int kBudget = (233472 / kBlocksPerSm - 1024) / 1024 * 1024;  // 228 KB, 1 KB of each block taken
   static constexpr int kFit = (kBudget - kFixed) / kStage;
-  static constexpr int kStages = std::min(kFit, 20);
+  // A stage is always the same part's: whoever waits for a phase of its barrier must have seen the one before, as a
+  // phase is told by its parity alone.
+  static constexpr int kStages = std::min(kFit, 20) / kParts * kParts;
   static constexpr int kBytes = kFixed + kStages * kStage;
   // Sums of a split tile and what is received of others lie in the ring: rows of kColumns f32, 4 more so that warps
   // store without bank conflicts.
